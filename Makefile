@@ -1,0 +1,35 @@
+# Two commands on a bare machine with Python, pip and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# one thread a test worker, so that workers do not fight over cores
+WORKERS ?= 2
+
+.PHONY: demo test test-fast lint docs clean
+
+demo: $(VENV)/.installed-train  ## train a toy with two samplers and draw the outcome
+	$(BIN)/python examples/demo.py --out out/demo
+
+test: $(VENV)/.installed-dev  ## the whole suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-fast: $(VENV)/.installed-dev  ## without the slow tests, under 90 s
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.installed-docs  ## the documentation, into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:
+	rm -rf $(VENV) site out
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable '.[$*]'
+	touch $@

@@ -1,0 +1,34 @@
+"""noisewise: choose which noise levels a diffusion model trains on."""
+
+from noisewise.diagnostics import Monitor
+from noisewise.objective import Objective
+from noisewise.preview import preview
+from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow, Process
+from noisewise.samplers import SAMPLERS, AdaptiveSampler, Draw, Sampler, Uniform
+from noisewise.spec import Recipe, SpecError, build
+from noisewise.weighting import WEIGHTINGS, Weighting
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "DDPM",
+    "EDM",
+    "PROCESSES",
+    "SAMPLERS",
+    "VE",
+    "VP",
+    "WEIGHTINGS",
+    "AdaptiveSampler",
+    "Draw",
+    "Flow",
+    "Monitor",
+    "Objective",
+    "Process",
+    "Recipe",
+    "Sampler",
+    "SpecError",
+    "Uniform",
+    "Weighting",
+    "build",
+    "preview",
+]

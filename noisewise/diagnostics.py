@@ -1,0 +1,176 @@
+"""What happened at each noise level: running losses, counts, effective sample size, the density through training.
+
+Memory is O(bins) however long training runs; everything is gathered over ranks, so all of them hold the same numbers.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from noisewise import distributed
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In double precision, where the device has it."""
+    return tensor if tensor.device.type == "mps" else tensor.double()
+
+
+def even_edges(bins: int) -> Tensor:
+    """bins + 1 numbers from 0 to 1, evenly spaced."""
+    if bins < 1:
+        raise ValueError(f"bins must be >= 1, got {bins}")
+    return torch.arange(bins + 1, dtype=torch.float64).div(bins).float()
+
+
+class RunningLoss(nn.Module):
+    """Mean and second moment of the loss in intervals of u.
+
+    Args:
+        edges: K + 1 increasing numbers from 0 to 1.
+        decay: what the past counts at each step in which an interval is seen again; 1 averages over all of training.
+
+    Losses that are not finite are left out and counted in `skipped`.
+    """
+
+    def __init__(self, edges: Tensor, decay: float = 0.98) -> None:
+        super().__init__()
+        if not 0 < decay <= 1:
+            raise ValueError(f"decay must lie in (0, 1], got {decay}")
+        self.decay = decay
+        bins = len(edges) - 1
+        self.register_buffer("edges", edges.float())
+        self.register_buffer("sums", torch.zeros(3, bins, dtype=torch.float64))  # decayed: count, loss, loss^2
+        self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
+        self.register_buffer("skipped", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("bad_run", torch.zeros((), dtype=torch.int64))
+        self.edges: Tensor
+        self.sums: Tensor
+        self.counts: Tensor
+        self.skipped: Tensor
+        self.bad_run: Tensor
+
+    def update(self, u: Tensor, losses: Tensor) -> None:
+        """Take in one step's losses of this rank; a collective call, without a host synchronisation."""
+        finite = torch.isfinite(losses)
+        losses = wide(torch.where(finite, losses, 0.0))
+        which = torch.bucketize(u, self.edges[1:-1], right=True)
+        member = (which[:, None] == torch.arange(self.sums.shape[1], device=u.device)) & finite[:, None]
+        rows = torch.stack([torch.ones_like(losses), losses, losses**2])
+        batch = rows @ member.to(rows.dtype)  # a product, not a scatter: the same bits in every run
+        bad = (~finite).sum().to(rows.dtype).expand(1, batch.shape[1])
+        batch = distributed.gather_sum(torch.cat([batch, bad]))
+        batch, bad_count = batch[:3], batch[3, 0].long()
+        seen = batch[0] > 0
+        self.sums.copy_(torch.where(seen, self.sums * self.decay + batch, self.sums))
+        self.counts += batch[0].long()
+        self.skipped += bad_count
+        self.bad_run.copy_(torch.where(bad_count > 0, self.bad_run + 1, 0))
+
+    @property
+    def seen(self) -> Tensor:
+        """Which intervals have had a loss yet."""
+        return self.counts > 0
+
+    def mean(self) -> Tensor:
+        """The mean loss in each interval (the mean of all where there was none yet)."""
+        return self._moment(1)
+
+    def second_moment(self) -> Tensor:
+        """The mean squared loss in each interval."""
+        return self._moment(2)
+
+    def _moment(self, row: int) -> Tensor:
+        everywhere = self.sums[row].sum() / self.sums[0].sum().clamp(min=1e-30)
+        return torch.where(self.seen, self.sums[row] / self.sums[0].clamp(min=1e-30), everywhere)
+
+
+class Monitor(nn.Module):
+    """Watches a training run at any sampler: call `update(draw, losses)` once a step and `snapshot(sampler)` now and then.
+
+    Args:
+        bins: equal intervals of u.
+        snapshots: how many densities to keep; when full, every other one is dropped and the spacing doubles.
+    """
+
+    def __init__(self, bins: int = 100, decay: float = 0.999, snapshots: int = 200) -> None:
+        super().__init__()
+        if snapshots < 2:
+            raise ValueError(f"snapshots must be >= 2, got {snapshots}")
+        self.running = RunningLoss(even_edges(bins), decay)
+        self.snapshots = snapshots
+        self.register_buffer("weights", torch.zeros(3, dtype=torch.float64))  # n, sum w, sum w^2
+        self.register_buffer("densities", torch.zeros(snapshots, bins))
+        self.register_buffer("steps", torch.full((snapshots,), -1, dtype=torch.int64))
+        self.weights: Tensor
+        self.densities: Tensor
+        self.steps: Tensor
+        self.kept = 0
+        self.spacing = 1
+        self.calls = 0
+
+    @torch.no_grad()
+    def update(self, draw: Any, losses: Tensor) -> None:
+        """Take in one step; moves itself to the device of the losses."""
+        if self.weights.device != losses.device:
+            self.to(losses.device)
+        self.running.update(draw.u, losses.detach().float())
+        weight = wide(draw.weight)
+        batch = torch.stack([weight.new_full((), len(weight)), weight.sum(), (weight**2).sum()])
+        self.weights += distributed.gather_sum(batch)
+
+    @torch.no_grad()
+    def snapshot(self, sampler: Any, x0: Tensor | None = None) -> None:
+        """Keep the sampler's density (its mean over the batch `x0`, if it looks at the data)."""
+        self.calls += 1
+        if (self.calls - 1) % self.spacing:
+            return
+        if self.kept == self.snapshots:
+            half = torch.arange(0, self.snapshots, 2, device=self.steps.device)
+            self.densities[: len(half)], self.steps[: len(half)] = self.densities[half].clone(), self.steps[half].clone()
+            self.kept = len(half)
+            self.spacing *= 2
+        self.densities[self.kept] = mean_density(sampler, self.densities.shape[1], x0).to(self.densities)
+        self.steps[self.kept] = sampler.step
+        self.kept += 1
+
+    @property
+    def effective_share(self) -> Tensor:
+        """Effective sample size over the number of samples, over all of training: 1 without importance weights."""
+        n, total, squares = self.weights
+        return total**2 / (n * squares).clamp(min=1e-30)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything as numpy arrays; `density` has a row for each snapshot, taken at the steps in `step`."""
+        running = self.running
+        result = {
+            "edges": running.edges,
+            "count": running.counts,
+            "loss": torch.where(running.seen, running.mean(), torch.nan),
+            "loss2": torch.where(running.seen, running.second_moment(), torch.nan),
+            "effective_share": self.effective_share,
+            "skipped": running.skipped,
+            "density": self.densities[: self.kept],
+            "step": self.steps[: self.kept],
+        }
+        return {name: value.cpu().numpy() for name, value in result.items()}
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.kept, self.spacing, self.calls])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.kept, self.spacing, self.calls = (int(value) for value in state)
+
+
+def mean_density(sampler: Any, bins: int, x0: Tensor | None = None, per_bin: int = 8) -> Tensor:
+    """The sampler's density in equal intervals of u, averaged within each (and over `x0`, if given)."""
+    n = bins * per_bin
+    u = (torch.arange(n, device=sampler.device) + 0.5) / n
+    if x0 is not None:
+        rows = x0[:64]
+        density = sampler.density(u.repeat(len(rows)), rows.repeat_interleave(n, 0)).view(len(rows), n).mean(0)
+    else:
+        density = sampler.density(u)
+    result: Tensor = density.view(bins, per_bin).mean(1)
+    return result

@@ -1,0 +1,77 @@
+"""The only place that talks to torch.distributed. Everything is a no-op without a process group.
+
+Feedback is gathered from all ranks and then applied by the same deterministic code everywhere, so ranks stay identical.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    return dist.get_rank() if is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if is_initialized() else 1
+
+
+def _for_communication(tensor: Tensor) -> Tensor:
+    """NCCL moves CUDA tensors only."""
+    if dist.get_backend() == "nccl" and not tensor.is_cuda:
+        return tensor.cuda()
+    return tensor.contiguous()
+
+
+def gather_sum(tensor: Tensor) -> Tensor:
+    """The sum over ranks, added in rank order, so that every rank gets the same bits."""
+    if world_size() == 1:
+        return tensor
+    mine = _for_communication(tensor)
+    parts = [torch.empty_like(mine) for _ in range(world_size())]
+    dist.all_gather(parts, mine)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total.to(tensor.device)
+
+
+def gather_rows(tensor: Tensor) -> Tensor:
+    """The rows of all ranks, in rank order; ranks may hold different numbers of rows."""
+    if world_size() == 1:
+        return tensor
+    mine = _for_communication(tensor)
+    counts = [torch.zeros(1, dtype=torch.long, device=mine.device) for _ in range(world_size())]
+    dist.all_gather(counts, torch.tensor([len(mine)], device=mine.device))
+    sizes = [int(count) for count in counts]
+    padded = mine.new_zeros(max(sizes), *mine.shape[1:])
+    padded[: len(mine)] = mine
+    parts = [torch.empty_like(padded) for _ in range(world_size())]
+    dist.all_gather(parts, padded)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).to(tensor.device)
+
+
+def from_first_rank(tensor: Tensor) -> Tensor:
+    """Rank 0's tensor, on every rank."""
+    if world_size() == 1:
+        return tensor
+    shared = _for_communication(tensor).clone()
+    dist.broadcast(shared, src=0)
+    return shared.to(tensor.device)
+
+
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set on some rank."""
+    if world_size() == 1:
+        return flag
+    return bool(gather_sum(torch.tensor([int(flag)], device=device)) > 0)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor (FSDP2) put together; any other tensor as it is."""
+    put_together = getattr(tensor, "full_tensor", None)
+    return put_together() if put_together is not None else tensor

@@ -1,0 +1,159 @@
+"""Per-sample training losses for every way a diffusion model may be parametrised.
+
+With x_u = alpha x0 + sigma noise and s = sqrt(alpha^2 + sigma^2) the model predicts one of
+
+==========  =================================================================================================
+prediction  target
+==========  =================================================================================================
+eps         noise
+x0          x0
+v           (alpha noise - sigma x0) / s                               (Salimans & Ho 2022; s = 1 for VP)
+flow        noise - x0                                                 (the velocity of rectified flow)
+edm         (x0 - c_skip x_u / alpha) / c_out, from inputs c_in x_u    (Karras et al. 2022, Eq. 7 and 8)
+==========  =================================================================================================
+
+Each error is a multiple of the error in eps that depends on log SNR alone: |eps error| = sqrt(k) |prediction error|, with k
+from `eps_error_per_prediction_error`. That factor is all the weightings need to mean the same thing for every prediction.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from noisewise.processes import Process, over_samples
+
+Prediction = Literal["eps", "x0", "v", "flow", "edm"]
+LossKind = Literal["mse", "l1", "huber"]
+PREDICTIONS: tuple[Prediction, ...] = get_args(Prediction)
+LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
+
+LOG_SNR_LIMIT = 30.0
+"""log SNR is clamped to +-30 before any exponential, so that weights at zero or infinite SNR are limits, never NaN."""
+
+
+def bounded(log_snr: Tensor) -> Tensor:
+    """log SNR, clamped to where exponentials and their squares stay finite in float32."""
+    return log_snr.clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)
+
+
+def check_prediction(prediction: str) -> None:
+    if prediction not in PREDICTIONS:
+        raise ValueError(f"unknown prediction {prediction!r}: choose one of {', '.join(PREDICTIONS)}")
+
+
+def eps_error_per_prediction_error(log_snr: Tensor, prediction: Prediction, sigma_data: float = 0.5) -> Tensor:
+    """k(log SNR) with (squared eps error) = k * (squared error of `prediction`)."""
+    check_prediction(prediction)
+    lam = bounded(log_snr)
+    if prediction == "x0":
+        return lam.exp()
+    if prediction == "v":
+        return torch.sigmoid(lam)
+    if prediction == "flow":
+        return torch.sigmoid(lam / 2) ** 2
+    if prediction == "edm":
+        return torch.sigmoid(lam + 2 * math.log(sigma_data))
+    return torch.ones_like(lam)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Turns a model's output into one loss a sample, averaged over the sample's elements and not weighted.
+
+    Args:
+        process: how noise is added.
+        prediction: what the model's output stands for.
+        loss: "mse", "l1" or "huber".
+        huber_delta: where Huber turns from quadratic to linear.
+        sigma_data: the standard deviation of the data, for the "edm" prediction.
+    """
+
+    process: Process
+    prediction: Prediction = "eps"
+    loss: LossKind = "mse"
+    huber_delta: float = 1.0
+    sigma_data: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_prediction(self.prediction)
+        if self.loss not in LOSS_KINDS:
+            raise ValueError(f"unknown loss {self.loss!r}: choose one of {', '.join(LOSS_KINDS)}")
+        if self.huber_delta <= 0 or self.sigma_data <= 0:
+            raise ValueError(f"huber_delta and sigma_data must be positive, got {self.huber_delta} and {self.sigma_data}")
+
+    def losses(
+        self, model: Callable[..., Any], x0: Tensor, u: Tensor, noise: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """One loss a sample: noise `x0`, call `model(input, time, *args, **kwargs)` and compare; noise is drawn if absent."""
+        noise = torch.randn_like(x0) if noise is None else noise
+        x_u = self.process.add_noise(x0, noise, u)
+        output = model(self.model_input(x_u, u), self.process.time(u), *args, **kwargs)
+        return self.compare(output, x0, noise, u)
+
+    def compare(self, output: Any, x0: Tensor, noise: Tensor, u: Tensor) -> Tensor:
+        """One loss a sample, from the model's output for `add_noise(x0, noise, u)`."""
+        output = getattr(output, "sample", output)  # diffusers' models return a dataclass
+        if not isinstance(output, Tensor):
+            raise TypeError(
+                f"the model returned {type(output).__name__}; hand over the predicted tensor (for tuples: output[0])"
+            )
+        if output.shape != x0.shape:
+            raise ValueError(f"the model's output must have the shape of x0, {tuple(x0.shape)}, got {tuple(output.shape)}")
+        output, target = output.float(), self.target(x0, noise, u).float()
+        if self.loss == "mse":
+            errors = F.mse_loss(output, target, reduction="none")
+        elif self.loss == "l1":
+            errors = F.l1_loss(output, target, reduction="none")
+        else:
+            errors = F.huber_loss(output, target, reduction="none", delta=self.huber_delta)
+        return errors.flatten(1).mean(1) if errors.ndim > 1 else errors
+
+    def target(self, x0: Tensor, noise: Tensor, u: Tensor) -> Tensor:
+        """What a perfect model would return."""
+        if self.prediction == "eps":
+            return noise
+        if self.prediction == "x0":
+            return x0
+        if self.prediction == "flow":
+            return noise - x0
+        alpha, sigma = (over_samples(s, x0) for s in self.process.scales(u))
+        if self.prediction == "v":
+            return (alpha * noise - sigma * x0) / torch.sqrt(alpha**2 + sigma**2)
+        # (x0 - c_skip (x0 + r noise)) / c_out, written without the cancellation at small r
+        r = sigma / alpha
+        return (r * x0 - self.sigma_data**2 * noise) / (self.sigma_data * torch.sqrt(r**2 + self.sigma_data**2))
+
+    def model_input(self, x_u: Tensor, u: Tensor) -> Tensor:
+        """What the network sees: x_u itself, or its unit-variance version for "edm"."""
+        if self.prediction != "edm":
+            return x_u
+        alpha, sigma = (over_samples(s, x_u) for s in self.process.scales(u))
+        return x_u / torch.sqrt(sigma**2 + (self.sigma_data * alpha) ** 2)
+
+    def denoised(self, output: Tensor, x_u: Tensor, u: Tensor) -> Tensor:
+        """The estimate of x0 that the model's output implies."""
+        alpha, sigma = (over_samples(s, x_u) for s in self.process.scales(u))
+        if self.prediction == "x0":
+            return output
+        if self.prediction == "eps":
+            return (x_u - sigma * output) / alpha
+        if self.prediction == "flow":
+            return (x_u - sigma * output) / (alpha + sigma)
+        if self.prediction == "v":
+            scale = torch.sqrt(alpha**2 + sigma**2)
+            return (alpha * x_u / scale - sigma * output) / scale
+        r2, d2 = (sigma / alpha) ** 2, self.sigma_data**2
+        return d2 / (r2 + d2) * x_u / alpha + torch.sqrt(r2 * d2 / (r2 + d2)) * output
+
+    def per_prediction(self, eps_weight: Tensor, u: Tensor) -> Tensor:
+        """A weight of the eps-loss turned into the weight of this objective's loss that keeps the total the same.
+
+        Exact for "mse" and "l1" (whose errors scale with sqrt(k)); for "huber" it is exact in the quadratic part.
+        """
+        k = eps_error_per_prediction_error(self.process.log_snr(u), self.prediction, self.sigma_data)
+        return eps_weight * (k.sqrt() if self.loss == "l1" else k)

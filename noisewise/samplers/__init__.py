@@ -1,0 +1,61 @@
+"""Timestep samplers. To add one: a file here, a card in docs/methods/, and a line in SAMPLERS."""
+
+from collections.abc import Callable
+from functools import partial
+
+from noisewise.samplers.adaptive import AdaptiveSampler
+from noisewise.samplers.base import Draw, LossAt, Sampler
+from noisewise.samplers.combine import Curriculum, Mix, Product, Shift, Switch
+from noisewise.samplers.correction import Correction, effective_sample_size
+from noisewise.samplers.gradient_variance import GradientVariance
+from noisewise.samplers.log_snr import EDMLogNormal, Laplace
+from noisewise.samplers.loss_moment import LossMoment
+from noisewise.samplers.speed import SpeeD
+from noisewise.samplers.static import Beta, CosMap, LogitNormal, Mode, Table, Uniform
+
+SAMPLERS: dict[str, Callable[..., Sampler]] = {
+    "uniform": Uniform,
+    "lognormal": LogitNormal,
+    "mode": Mode,
+    "cosmap": CosMap,
+    "beta": Beta,
+    "edm": EDMLogNormal,
+    "laplace": Laplace,
+    "speed": SpeeD,
+    "table": Table,
+    "mix": Mix,
+    "shift": Shift,
+    "product": Product,
+    "curriculum": Curriculum,
+    "switch": Switch,
+    "loss_moment": LossMoment,
+    "loss_adaptive": partial(AdaptiveSampler, estimator="loss", strata=100, over="log_snr"),
+    "gradient_variance": GradientVariance,
+    "adaptive": AdaptiveSampler,
+}
+
+__all__ = [
+    "SAMPLERS",
+    "AdaptiveSampler",
+    "Beta",
+    "Correction",
+    "CosMap",
+    "Curriculum",
+    "Draw",
+    "EDMLogNormal",
+    "GradientVariance",
+    "Laplace",
+    "LogitNormal",
+    "LossAt",
+    "LossMoment",
+    "Mix",
+    "Mode",
+    "Product",
+    "Sampler",
+    "Shift",
+    "SpeeD",
+    "Switch",
+    "Table",
+    "Uniform",
+    "effective_sample_size",
+]

@@ -1,0 +1,66 @@
+"""The zero-cost estimator: p proportional to (target weight) x (running loss). Card: docs/methods/loss_adaptive.md."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from noisewise.diagnostics import RunningLoss
+from noisewise.samplers.adaptive.estimator import Estimator
+from noisewise.samplers.base import Draw, LossAt
+
+if TYPE_CHECKING:
+    from noisewise.samplers.adaptive.sampler import AdaptiveSampler
+
+
+class LossEstimator(Estimator):
+    """Kingma & Gao 2023, grown up: mass proportional to (mean target loss of the stratum)^power, from the losses that
+    training produces anyway.
+
+    Args:
+        edges: of the strata.
+        every: steps between two updates of the density.
+        warmup: steps of uniform sampling at the start, while losses fall fastest.
+        decay: what a stratum's past counts each time it is seen again.
+        power: 1 follows the loss; smaller is flatter.
+    """
+
+    def __init__(
+        self,
+        edges: Tensor,
+        every: int = 50,
+        warmup: int = 250,
+        decay: float = 0.98,
+        power: float = 1.0,
+        max_bad_steps: int = 100,
+    ) -> None:
+        super().__init__()
+        if every < 1 or warmup < 0 or max_bad_steps < 1:
+            raise ValueError(f"every and max_bad_steps must be >= 1 and warmup >= 0, got {every}, {max_bad_steps} and {warmup}")
+        if not power > 0:
+            raise ValueError(f"power must be positive, got {power}")
+        self.every, self.warmup, self.power, self.max_bad_steps = every, warmup, power, max_bad_steps
+        self.running = RunningLoss(edges, decay)
+
+    @contextmanager
+    def feedback(self, sampler: "AdaptiveSampler", draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> Iterator[None]:
+        losses = sampler.check_losses(losses)
+        yield
+        with torch.no_grad():
+            self.running.update(draw.u, sampler.on_target(losses, draw.u))
+            step = sampler.step + 1
+            if step % self.every == 0:
+                self._check()
+                if step >= self.warmup:
+                    mean = self.running.mean().clamp(min=0)
+                    sampler.propose(mean**self.power * sampler.table.widths)
+
+    def _check(self) -> None:
+        if int(self.running.bad_run) >= self.max_bad_steps:
+            raise FloatingPointError(
+                f"each of the last {int(self.running.bad_run)} steps had losses that are not finite "
+                f"({int(self.running.skipped)} losses in all): training has diverged. "
+                "Lower the learning rate or resume from an earlier checkpoint"
+            )

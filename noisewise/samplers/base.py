@@ -1,0 +1,224 @@
+"""The interface every timestep sampler has, and all that they share.
+
+A sampler is a density q(u) on [0, 1], the quantile of the process's own training density (u = 0: least noise), given by its
+inverse CDF. The loop is always the same:
+
+    draw = sampler.sample(x0)
+    losses = loss_at(slice(None), draw.u)
+    (draw.weight * losses).mean().backward()
+    with sampler.observe(draw, losses.detach(), loss_at):
+        optimizer.step()
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisewise import distributed
+from noisewise.processes import Process
+from noisewise.samplers.correction import Correction, effective_sample_size
+from noisewise.samplers.random import permutation, stream_key, uniforms
+
+LossAt = Callable[[Any, Tensor], Tensor]
+"""(rows, u) -> (N,) losses of the batch's rows at those u, not weighted by draw.weight."""
+
+DRAWS = ("independent", "stratified", "antithetic")
+GRID = 4096
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What to train on in one batch: one entry a sample."""
+
+    u: Tensor
+    """The noise level as a quantile of the process's training density, float32 in (0, 1)."""
+    time: Tensor
+    """What the model is fed: process.time(u)."""
+    weight: Tensor
+    """What to multiply the loss by (1 without correction); mean 1 over the draws."""
+    density: Tensor
+    """q(u), the density the sample was drawn from."""
+    x0: Tensor | None = None
+    """The data the draw was conditioned on, kept only by samplers that learn from it."""
+
+    def effective_sample_size(self) -> Tensor:
+        """How many equally weighted samples this batch is worth, as a tensor."""
+        return effective_sample_size(self.weight)
+
+    @staticmethod
+    def cat(draws: Sequence["Draw"]) -> "Draw":
+        """The draws of several micro-batches as one."""
+        if not draws:
+            raise ValueError("no draws were handed over; pass the ones sample() returned")
+        if len(draws) == 1:
+            return draws[0]
+        x0 = [draw.x0 for draw in draws if draw.x0 is not None]
+        joined = {name: torch.cat([getattr(draw, name) for draw in draws]) for name in ("u", "time", "weight", "density")}
+        return Draw(**joined, x0=torch.cat(x0) if len(x0) == len(draws) else None)
+
+
+class Sampler(nn.Module):
+    """A timestep sampler: `density` and `quantile` define it, `feedback` lets it learn.
+
+    Args:
+        process: the noising process.
+        correction: "none", "unbiased", "clipped(c)" or "tempered(p)".
+        draws: "independent"; "stratified" (one draw in each n-th of the probability, split over ranks); "antithetic"
+            (pairs v and 1 - v). All three leave the marginal of every single draw exactly q.
+        seed: with the step, the micro-batch and the rank it determines every draw.
+    """
+
+    constant = True  # the density never changes: no learning, no dependence on the step
+
+    def __init__(
+        self, process: Process, *, correction: str | Correction = "none", draws: str = "independent", seed: int = 0
+    ) -> None:
+        super().__init__()
+        if not isinstance(process, Process):
+            raise TypeError(f"the first argument must be a Process, such as DDPM.linear(), got {type(process).__name__}")
+        if draws not in DRAWS:
+            raise ValueError(f"unknown draws {draws!r}: choose one of {', '.join(DRAWS)}")
+        self.process = process
+        self.correction = Correction.parse(correction)
+        self.draws = draws
+        self.seed = seed
+        self.step = 0  # optimizer steps observed
+        self.micro = 0  # batches drawn since the last observed step
+        self._mean_weight: Tensor | None = None
+        self.register_buffer("_anchor", torch.empty(0), persistent=False)  # knows the device
+
+    # What a method defines ------------------------------------------------------------------------------------------
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        """q(u) for each u (given its x0, for samplers that look at the data)."""
+        raise NotImplementedError
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        """Where the uniform number v lands: any map whose image of the uniform density is q."""
+        raise NotImplementedError
+
+    def feedback(self, draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> AbstractContextManager[None]:
+        """Wraps the optimizer step; learning samplers measure before and after it."""
+        return nullcontext()
+
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> "Sampler":
+        """Show the sampler the model and its optimizer; only samplers that differentiate or look ahead need it."""
+        for part in self.children():
+            if isinstance(part, Sampler):
+                part.attach(model, optimizer)
+        return self
+
+    # What the training loop calls -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(self, x0: Tensor | int, *, generator: torch.Generator | None = None) -> Draw:
+        """Draw one noise level for each sample of the batch `x0` (or for that many samples on the sampler's own device)."""
+        n, device = (x0, self.device) if isinstance(x0, int) else (len(x0) if x0.ndim else 0, x0.device)
+        if n < 1:
+            raise ValueError("cannot draw timesteps for an empty batch; drop empty batches before sampling")
+        data = None if isinstance(x0, int) else x0
+        if self.device != device:
+            self.to(device)
+        u = self.quantile(self._uniforms(n, device, generator), data)
+        density = self.density(u, data)
+        self.micro += 1
+        return Draw(u, self.process.time(u), self._weight(density, data), density, self._kept(data))
+
+    @contextmanager
+    def observe(
+        self, draw: Draw | Sequence[Draw], losses: Tensor | Sequence[Tensor] | None = None, loss_at: LossAt | None = None
+    ) -> Iterator[None]:
+        """Put this around `optimizer.step()`: the block is what gets measured.
+
+        Args:
+            draw: what `sample` returned; with gradient accumulation the list of them.
+            losses: the per-sample losses at draw.u, before draw.weight; a list with gradient accumulation.
+            loss_at: evaluates losses of the (last) batch at other u: `loss_at(rows, u)`.
+        """
+        one_draw = draw if isinstance(draw, Draw) else Draw.cat(draw)
+        one_losses = losses if losses is None or isinstance(losses, Tensor) else torch.cat(list(losses))
+        if one_losses is not None:
+            if one_losses.shape != one_draw.u.shape:
+                raise ValueError(
+                    f"losses must be one a sample, {tuple(one_draw.u.shape)}, got {tuple(one_losses.shape)}: "
+                    "average over a sample's elements but not over the batch"
+                )
+            one_losses = one_losses.detach().float()
+        with self.feedback(one_draw, one_losses, loss_at):
+            yield
+        self.advance()
+
+    def advance(self) -> None:
+        """Count one optimizer step; `observe` calls it."""
+        self.step += 1
+        self.micro = 0
+        for part in self.children():
+            if isinstance(part, Sampler):
+                part.advance()
+
+    # Shared machinery -----------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where the sampler's state lives; `sample` moves it to its batch."""
+        return self.get_buffer("_anchor").device
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Sampler":
+        """Moves between devices but keeps the precision of the state: `.half()` and `.to(bfloat16)` must not blur it."""
+        super()._apply(lambda tensor: fn(tensor).to(tensor.dtype), recurse)
+        self._mean_weight = None
+        return self
+
+    def _key(self, stream: int, rank: int) -> int:
+        return stream_key(self.seed, self.step, self.micro, rank, stream)
+
+    def _uniforms(self, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+        rank, world = distributed.rank(), distributed.world_size()
+        if generator is not None:
+            v = torch.rand(n, generator=generator, device=generator.device).clamp_(min=2.0**-24).to(device)
+        else:
+            v = uniforms(self._key(0, rank), n, device)
+        if self.draws == "independent" or n == 1:
+            return v
+        if self.draws == "antithetic":
+            half = n // 2
+            v = torch.cat([v[:half], 1 - v[:half], v[2 * half :]])
+        else:
+            # Interval i of n is cut into one part a rank; which rank gets which part is drawn alike on all ranks.
+            turn = (uniforms(self._key(1, -1), n, device) * world).long()
+            part = (turn + rank) % world
+            v = (torch.arange(n, device=device) + (part + v) / world) / n
+            v = v.clamp(2.0**-24, 1 - 2.0**-24)
+        return v[permutation(self._key(2, rank), n, device)]
+
+    def _weight(self, density: Tensor, x0: Tensor | None) -> Tensor:
+        raw = self.correction.raw(density)
+        return raw / self._mean_raw(x0) if self.correction.needs_mean else raw
+
+    def _mean_raw(self, x0: Tensor | None) -> Tensor:
+        """The mean of the raw weights over the draws, from the density on a fine grid."""
+        if self._mean_weight is None or not self.constant:
+            grid = (torch.arange(GRID, device=self.device if x0 is None else x0.device) + 0.5) / GRID
+            density = self.density(grid)
+            self._mean_weight = (density * self.correction.raw(density)).sum() / density.sum()
+        return self._mean_weight
+
+    def _kept(self, x0: Tensor | None) -> Tensor | None:
+        return None
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.step, self.micro, self.seed], dtype=torch.int64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.step, self.micro, self.seed = (int(value) for value in state)
+        self._mean_weight = None
+
+    def check_losses(self, losses: Tensor | None) -> Tensor:
+        """The losses, or an error that says why this sampler cannot do without them."""
+        if losses is None:
+            raise ValueError(f"{type(self).__name__} learns from the losses: call observe(draw, losses.detach(), ...)")
+        return losses

@@ -1,0 +1,165 @@
+"""Samplers made of samplers: a floor, a weight turned into a density, a shift, a change over training."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noisewise.objective import Objective, Prediction
+from noisewise.processes import Process
+from noisewise.samplers.base import Draw, LossAt, Sampler
+from noisewise.samplers.correction import Correction
+from noisewise.samplers.static import BINS, Tabulated, Uniform
+from noisewise.weighting import Weighting
+
+
+class Combined(Sampler):
+    """A sampler that passes feedback on to its learning part, and corrects as its parts do unless told otherwise."""
+
+    def __init__(
+        self, process: Process, parts: list[Sampler], correction: str | Correction | None = None, **common: Any
+    ) -> None:
+        if correction is None:
+            wanted = {part.correction for part in parts if not isinstance(part, Uniform)}
+            if len(wanted) > 1:
+                names = " and ".join(sorted(map(str, wanted)))
+                raise ValueError(f"the parts of {type(self).__name__} are corrected differently ({names}): give correction=")
+            correction = wanted.pop() if wanted else "none"
+        super().__init__(process, correction=correction, **common)
+        self.constant = all(part.constant for part in parts)
+
+    def feedback(self, draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> AbstractContextManager[None]:
+        return self.active().feedback(draw, losses, loss_at)
+
+    def active(self) -> Sampler:
+        """The part that learns from this step."""
+        raise NotImplementedError
+
+    def _kept(self, x0: Tensor | None) -> Tensor | None:
+        return self.active()._kept(x0)
+
+
+class Mix(Combined):
+    """A floor: with probability `floor` uniform, else `of`. The importance weight is bounded by 1 / floor."""
+
+    def __init__(self, process: Process, of: Sampler, floor: float = 0.1, **common: Any) -> None:
+        super().__init__(process, [of], **common)
+        if not 0 <= floor <= 1:
+            raise ValueError(f"floor must lie in [0, 1], got {floor}")
+        self.of, self.floor = of, floor
+
+    def active(self) -> Sampler:
+        return self.of
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        return self.floor + (1 - self.floor) * self.of.density(u, x0)
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        return _split(v, self.floor, lambda v: v, lambda v: self.of.quantile(v, x0))
+
+
+def _split(v: Tensor, share: float, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]) -> Tensor:
+    """The quantile of a mixture: the first `share` of the probability goes to one part, the rest to the other."""
+    if share in (0, 1):
+        return first(v) if share else second(v)
+    low, high = v / share, (v - share) / (1 - share)
+    inside = (2.0**-24, 1 - 2.0**-24)
+    return torch.where(v < share, first(low.clamp(*inside)), second(high.clamp(*inside)))
+
+
+class Shift(Combined):
+    """SD3's resolution shift of another sampler: u becomes s u / (1 + (s - 1) u); s > 1 moves towards noise.
+
+    For rectified flow this lowers every log SNR by 2 ln s.
+    """
+
+    def __init__(self, process: Process, of: Sampler, shift: float = 3.0, **common: Any) -> None:
+        super().__init__(process, [of], **common)
+        if not shift > 0:
+            raise ValueError(f"shift must be positive, got {shift}")
+        self.of, self.shift = of, shift
+
+    def active(self) -> Sampler:
+        return self.of
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        u = self.of.quantile(v, x0)
+        return (self.shift * u / (1 + (self.shift - 1) * u)).clamp(2.0**-24, 1 - 2.0**-24)
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        before = u / (self.shift + (1 - self.shift) * u)
+        return self.of.density(before, x0) * self.shift / (self.shift + (1 - self.shift) * u) ** 2
+
+
+class Product(Tabulated):
+    """q proportional to (the density of `of`) x (a weighting): draw more often what a weight would count more.
+
+    With `correction="unbiased"` and the same weighting on the loss the objective keeps its weight, at a lower variance.
+    """
+
+    def __init__(self, process: Process, of: Sampler, weight: Weighting, prediction: Prediction = "eps", **common: Any) -> None:
+        if not of.constant:
+            raise ValueError(f"product takes a fixed density, but {type(of).__name__} changes during training")
+        bins = process.steps or BINS
+        u = (torch.arange(bins) + 0.5) / bins
+        with torch.no_grad():
+            mass = of.density(u) * weight.weights(Objective(process, prediction), u)
+        super().__init__(process, mass, **common)
+
+
+class Curriculum(Combined):
+    """One density morphing into another over `steps` steps, and staying there: (1 - s) start + s end.
+
+    Args:
+        shape: how s grows from 0 to 1: "linear" or "cosine".
+    """
+
+    def __init__(
+        self, process: Process, start: Sampler, end: Sampler, steps: int = 10_000, shape: str = "linear", **common: Any
+    ) -> None:
+        super().__init__(process, [start, end], **common)
+        self.constant = False
+        if steps < 1:
+            raise ValueError(f"steps must be >= 1, got {steps}")
+        if shape not in ("linear", "cosine"):
+            raise ValueError(f'shape must be "linear" or "cosine", got {shape!r}')
+        self.start, self.end, self.steps, self.shape = start, end, steps, shape
+
+    @property
+    def progress(self) -> float:
+        """s, clamped at 1 after the last step."""
+        share = min(self.step / self.steps, 1.0)
+        return share if self.shape == "linear" else (1 - math.cos(math.pi * share)) / 2
+
+    def active(self) -> Sampler:
+        return self.end if self.start.constant else self.start
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        s = self.progress
+        return (1 - s) * self.start.density(u, x0) + s * self.end.density(u, x0)
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        return _split(v, 1 - self.progress, lambda v: self.start.quantile(v, x0), lambda v: self.end.quantile(v, x0))
+
+
+class Switch(Combined):
+    """`first` for the first `at` optimizer steps, `then` after that."""
+
+    def __init__(self, process: Process, first: Sampler, then: Sampler, at: int, **common: Any) -> None:
+        super().__init__(process, [first, then], **common)
+        self.constant = False
+        if at < 0:
+            raise ValueError(f"at must be >= 0, got {at}")
+        self.first, self.then, self.at = first, then, at
+
+    def active(self) -> Sampler:
+        return self.first if self.step < self.at else self.then
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        return self.active().density(u, x0)
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        return self.active().quantile(v, x0)

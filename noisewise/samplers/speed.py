@@ -1,0 +1,61 @@
+"""SpeeD's asymmetric sampling (Wang et al. 2024, arXiv 2405.17403, Eq. 6). Card: docs/methods/speed.md."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noisewise.increments import vanishing_point
+from noisewise.processes import Process
+from noisewise.samplers.base import Sampler
+from noisewise.samplers.histogram import Histogram
+from noisewise.samplers.static import BINS, Tabulated
+
+
+class SpeeD(Tabulated):
+    """k times more often below tau, where the process still changes, than above it.
+
+    Args:
+        k: the ratio of the two rates.
+        tau: the threshold in timesteps (thousandths of u in continuous time); derived from the process if absent.
+            The authors' code fixes 700.
+        mirror: draw half of the batch and mirror it at tau, as the authors' code does (t to tau - t below tau and t - tau
+            above). The density then is the mean of the two halves', and `density` says so.
+    """
+
+    def __init__(self, process: Process, k: float = 5.0, tau: int | None = None, mirror: bool = False, **common: Any) -> None:
+        bins = process.steps or BINS
+        if not k > 0:
+            raise ValueError(f"k must be positive, got {k}")
+        if tau is not None and not 0 < tau <= bins:
+            raise ValueError(f"tau must lie in 1 ... {bins}, got {tau}")
+        tau = vanishing_point(process) if tau is None else tau
+        mass = torch.where(torch.arange(bins) < tau, k, 1.0).double()
+        mass = mass / mass.sum()
+        if mirror:
+            mirrored = torch.zeros_like(mass).index_add(0, _mirror(torch.arange(bins), tau, bins), mass)
+            super().__init__(process, (mass + mirrored) / 2, **common)
+            self.drawn = Histogram(mass, persistent=False)
+        else:
+            super().__init__(process, mass, **common)
+        self.k, self.tau, self.mirror = k, tau, mirror
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        if not self.mirror:
+            return super().quantile(v)
+        u = self.drawn.quantile((2 * v) % 1)
+        place = u * self.drawn.bins
+        index = place.long().clamp(max=self.drawn.bins - 1)
+        mirrored = (_mirror(index, self.tau, self.drawn.bins) + (place - index)) / self.drawn.bins
+        return torch.where(v < 0.5, u, mirrored)
+
+    def _uniforms(self, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+        v = Sampler._uniforms(self, n, device, generator)
+        if not self.mirror or n == 1:
+            return v
+        half = n // 2  # v and v + 1/2 are the same timestep and its mirror image
+        return torch.cat([v[:half], (v[:half] + 0.5) % 1, v[2 * half :]])
+
+
+def _mirror(index: Tensor, tau: int, bins: int) -> Tensor:
+    return torch.where(index < tau, tau - index, index - tau).clamp(max=bins - 1)

@@ -1,0 +1,170 @@
+"""Fixed densities of u with a closed form. Cards: docs/methods/."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from noisewise.processes import Process
+from noisewise.samplers.base import Sampler
+from noisewise.samplers.histogram import Histogram
+
+BINS = 1000
+"""Intervals of u for tabulated densities in continuous time; a discrete process brings its own number of timesteps."""
+
+
+class Uniform(Sampler):
+    """q(u) = 1: the process's own training density."""
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        return torch.ones_like(u)
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        return v
+
+
+class LogitNormal(Sampler):
+    """u = sigmoid(mean + std z), z ~ N(0, 1) (Esser et al. 2024, Eq. 19; "log-normal" in arXiv 2411.09998).
+
+    A positive mean favours noise. diffusers' SD3 scripts index a *descending* list with the same formula, so their mean has
+    the opposite sign.
+    """
+
+    def __init__(self, process: Process, mean: float = 0.0, std: float = 1.0, **common: Any) -> None:
+        super().__init__(process, **common)
+        if not std > 0:
+            raise ValueError(f"std must be positive, got {std}")
+        self.mean, self.std = mean, std
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        u = u.clamp(2.0**-24, 1 - 2.0**-24)
+        z = (torch.logit(u) - self.mean) / self.std
+        return torch.exp(-z * z / 2) / (self.std * math.sqrt(2 * math.pi) * u * (1 - u))
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        return torch.sigmoid(self.mean + self.std * torch.special.ndtri(v)).clamp(2.0**-24, 1 - 2.0**-24)
+
+
+class Mode(Sampler):
+    """SD3's density with heavy tails (Esser et al. 2024, Eq. 20): u = 1 - v - s (cos^2(pi v / 2) - 1 + v).
+
+    s > 0 favours the middle, s < 0 the ends.
+    """
+
+    largest = 2 / (math.pi - 2)
+
+    def __init__(self, process: Process, scale: float = 1.29, **common: Any) -> None:
+        super().__init__(process, **common)
+        if not -1 <= scale < self.largest:
+            raise ValueError(f"scale must lie in [-1, {self.largest:.3f}), got {scale}: outside, the map is not monotone")
+        self.scale = scale
+        grid = torch.arange(4097, dtype=torch.float64) / 4096
+        low, high = torch.zeros_like(grid), torch.ones_like(grid)
+        for _ in range(50):
+            middle = (low + high) / 2
+            below = self.quantile(middle) < grid
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        self.register_buffer("_inverse", ((low + high) / 2).float(), persistent=False)
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        return v - self.scale * (torch.sin(math.pi * v / 2) ** 2 - v)
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        inverse = self.get_buffer("_inverse").to(u)
+        place = u.clamp(0, 1) * (len(inverse) - 1)
+        index = place.long().clamp(max=len(inverse) - 2)
+        v = torch.lerp(inverse[index], inverse[index + 1], place - index)
+        return 1 / (1 + self.scale - self.scale * math.pi / 2 * torch.sin(math.pi * v))
+
+
+class CosMap(Sampler):
+    """SD3's CosMap (Esser et al. 2024, Eq. 21): the cosine schedule's density of log SNR, carried over to flow matching."""
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        return 2 / (math.pi * (1 - 2 * u + 2 * u * u))
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        sine, cosine = torch.sin(math.pi / 2 * v), torch.cos(math.pi / 2 * v)
+        return sine / (sine + cosine)
+
+
+class Tabulated(Sampler):
+    """A fixed density given by the masses of equal intervals of u."""
+
+    def __init__(self, process: Process, mass: Tensor, **common: Any) -> None:
+        super().__init__(process, **common)
+        self.table = Histogram(mass, persistent=False)
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        return self.table.density(u)
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        return self.table.quantile(v)
+
+
+class Table(Tabulated):
+    """A density of the user's own: numbers over equal intervals of u, a function of u, or a .npy file of numbers.
+
+    Args:
+        values: non-negative numbers, one an interval (T of them give a mass to each DDPM timestep), or a function of u.
+        file: a .npy file holding such numbers.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        values: Tensor | Sequence[float] | Callable[[Tensor], Tensor] | None = None,
+        file: str | Path | None = None,
+        **common: Any,
+    ) -> None:
+        if (values is None) == (file is None):
+            raise ValueError("give either values (numbers or a function of u) or file (a .npy file), not both and not neither")
+        if file is not None:
+            values = torch.from_numpy(np.load(file, allow_pickle=False))
+        if callable(values):
+            values = values((torch.arange(process.steps or BINS) + 0.5) / (process.steps or BINS))
+        mass = torch.as_tensor(values, dtype=torch.float64)
+        if mass.ndim != 1 or len(mass) == 0:
+            raise ValueError(f"a table of densities must be a vector, got shape {tuple(mass.shape)}")
+        super().__init__(process, mass, **common)
+
+
+class Beta(Tabulated):
+    """u ~ Beta(a, b), tabulated: the exact mass of each timestep (of 1,000 intervals in continuous time)."""
+
+    def __init__(self, process: Process, a: float = 1.0, b: float = 1.0, **common: Any) -> None:
+        if not (a > 0 and b > 0):
+            raise ValueError(f"Beta needs a > 0 and b > 0, got {a} and {b}")
+        edges = torch.arange((process.steps or BINS) + 1, dtype=torch.float64) / (process.steps or BINS)
+        super().__init__(process, beta_cdf(edges, a, b).diff().clamp(min=0), **common)
+
+
+def beta_cdf(x: Tensor, a: float, b: float) -> Tensor:
+    """The regularised incomplete beta function, by its continued fraction (Abramowitz & Stegun 26.5.8), float64."""
+    x = x.double()
+    swap = x > (a + 1) / (a + b + 2)  # the fraction converges fast on this side of the mean only
+    a_, b_ = torch.where(swap, b, a).double(), torch.where(swap, a, b).double()
+    x_ = torch.where(swap, 1 - x, x)
+    tiny = 1e-300
+    c, d = torch.ones_like(x_), 1 / _away_from_zero(1 - (a_ + b_) * x_ / (a_ + 1), tiny)
+    value = d
+    for m in range(1, 300):
+        for numerator in (
+            m * (b_ - m) * x_ / ((a_ + 2 * m - 1) * (a_ + 2 * m)),
+            -(a_ + m) * (a_ + b_ + m) * x_ / ((a_ + 2 * m) * (a_ + 2 * m + 1)),
+        ):
+            d = 1 / _away_from_zero(1 + numerator * d, tiny)
+            c = _away_from_zero(1 + numerator / c, tiny)
+            value = value * c * d
+    log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+    front = torch.exp(torch.xlogy(a_, x_) + torch.special.xlog1py(b_, -x_) - log_beta) / a_
+    result = torch.where(swap, 1 - front * value, front * value)
+    return torch.where(x <= 0, 0.0, torch.where(x >= 1, 1.0, result))
+
+
+def _away_from_zero(x: Tensor, tiny: float) -> Tensor:
+    return torch.where(x.abs() < tiny, tiny, x)

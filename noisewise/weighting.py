@@ -1,0 +1,292 @@
+"""Loss weights: how much the loss at a noise level counts, as opposed to how often the level is drawn.
+
+Every weight is a function w of log SNR that multiplies the **eps-loss**; `Weighting.weighted` translates it to the prediction
+in use, so one definition serves all of them. Pure functions first, then the thin modules that the registry names.
+
+Weightings compose by multiplication: ``MinSNR() * Learned()``.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from noisewise.increments import scaled_variance_increment, vanishing_point
+from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
+from noisewise.processes import DDPM, Process
+
+
+def min_snr(log_snr: Tensor, gamma: float = 5.0) -> Tensor:
+    """Hang et al. 2023: min(SNR, gamma) / SNR (so min(SNR, gamma) / (SNR + 1) for v and min(SNR, gamma) for x0)."""
+    return (math.log(gamma) - bounded(log_snr)).clamp(max=0).exp()
+
+
+def soft_min_snr(log_snr: Tensor, gamma: float = 5.0) -> Tensor:
+    """Crowson et al. 2024: the smooth version, (SNR gamma / (SNR + gamma)) / SNR."""
+    return torch.sigmoid(math.log(gamma) - bounded(log_snr))
+
+
+def p2(log_snr: Tensor, k: float = 1.0, gamma: float = 1.0) -> Tensor:
+    """Choi et al. 2022: 1 / (k + SNR)^gamma."""
+    return (k + bounded(log_snr).exp()) ** -gamma
+
+
+def debiased(log_snr: Tensor) -> Tensor:
+    """Yu et al. 2024: 1 / sqrt(SNR)."""
+    return (-bounded(log_snr) / 2).exp()
+
+
+def edm(log_snr: Tensor, sigma_data: float = 0.5) -> Tensor:
+    """Karras et al. 2022: (s^2 + sigma_data^2) / (s sigma_data)^2 on the denoiser's x0-loss, s^2 = 1 / SNR."""
+    x0_weight = (-bounded(log_snr)).exp() + sigma_data**2
+    return x0_weight / sigma_data**2
+
+
+def sigma_sqrt(log_snr: Tensor) -> Tensor:
+    """Esser et al. 2024 (SD3): 1 / t^2 on the flow loss, where t = sigma / (alpha + sigma)."""
+    t = torch.sigmoid(-bounded(log_snr) / 2)
+    return t**-2 / eps_error_per_prediction_error(log_snr, "flow")
+
+
+def cosmap(log_snr: Tensor) -> Tensor:
+    """Esser et al. 2024 (SD3): 2 / (pi (1 - 2t + 2t^2)) on the flow loss."""
+    t = torch.sigmoid(-bounded(log_snr) / 2)
+    return 2 / (math.pi * (1 - 2 * t + 2 * t**2)) / eps_error_per_prediction_error(log_snr, "flow")
+
+
+class Weighting(nn.Module):
+    """A weight of the eps-loss at each u."""
+
+    def forward(self, objective: Objective, u: Tensor) -> Tensor:
+        """(N,) weights of the eps-loss."""
+        raise NotImplementedError
+
+    def total(self, eps_losses: Tensor, objective: Objective, u: Tensor) -> Tensor:
+        """(N,) terms of the training loss, from losses already measured in eps."""
+        return self(objective, u).to(eps_losses) * eps_losses
+
+    def weights(self, objective: Objective, u: Tensor) -> Tensor:
+        """(N,) weights of the objective's own loss, whatever it predicts."""
+        return objective.per_prediction(self(objective, u), u)
+
+    def weighted(self, losses: Tensor, objective: Objective, u: Tensor) -> Tensor:
+        """(N,) terms of the training loss, from the objective's own unweighted losses."""
+        return self.total(objective.per_prediction(losses, u), objective, u)
+
+    def __mul__(self, other: "Weighting") -> "Weighting":
+        return Product(self, other)
+
+
+class Product(Weighting):
+    """The product of two weightings; a learned uncertainty always acts last, on the weighted loss."""
+
+    def __init__(self, first: Weighting, second: Weighting) -> None:
+        super().__init__()
+        self.first, self.second = (second, first) if isinstance(first, Learned) else (first, second)
+
+    def forward(self, objective: Objective, u: Tensor) -> Tensor:
+        product: Tensor = self.first(objective, u) * self.second(objective, u)
+        return product
+
+    def total(self, eps_losses: Tensor, objective: Objective, u: Tensor) -> Tensor:
+        return self.second.total(self.first.total(eps_losses, objective, u), objective, u)
+
+
+class NoWeight(Weighting):
+    """Weight 1 on the loss of whatever the model predicts, as in most training scripts."""
+
+    def forward(self, objective: Objective, u: Tensor) -> Tensor:
+        return 1 / objective.per_prediction(torch.ones_like(u), u)
+
+
+class Simple(Weighting):
+    """Weight 1 on the eps-loss whatever the model predicts (Ho et al. 2020, Eq. 14)."""
+
+    def forward(self, objective: Objective, u: Tensor) -> Tensor:
+        return torch.ones_like(u)
+
+
+class OfLogSNR(Weighting):
+    """Any non-negative function of log SNR."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, objective: Objective, u: Tensor) -> Tensor:
+        weight = self.function(objective.process.log_snr(u))
+        if weight.shape != u.shape:
+            raise ValueError(f"a weighting must return one weight a sample, {tuple(u.shape)}, got {tuple(weight.shape)}")
+        return weight
+
+
+class MinSNR(OfLogSNR):
+    def __init__(self, gamma: float = 5.0) -> None:
+        _check_positive("gamma", gamma)
+        super().__init__(partial(min_snr, gamma=gamma))
+
+
+class SoftMinSNR(OfLogSNR):
+    def __init__(self, gamma: float = 5.0) -> None:
+        _check_positive("gamma", gamma)
+        super().__init__(partial(soft_min_snr, gamma=gamma))
+
+
+class P2(OfLogSNR):
+    def __init__(self, k: float = 1.0, gamma: float = 1.0) -> None:
+        _check_positive("k", k)
+        super().__init__(partial(p2, k=k, gamma=gamma))
+
+
+class Debiased(OfLogSNR):
+    def __init__(self) -> None:
+        super().__init__(debiased)
+
+
+class EDMWeight(OfLogSNR):
+    def __init__(self, sigma_data: float = 0.5) -> None:
+        _check_positive("sigma_data", sigma_data)
+        super().__init__(partial(edm, sigma_data=sigma_data))
+
+
+class SigmaSqrt(OfLogSNR):
+    def __init__(self) -> None:
+        super().__init__(sigma_sqrt)
+
+
+class CosMapWeight(OfLogSNR):
+    def __init__(self) -> None:
+        super().__init__(cosmap)
+
+
+class VLB(Weighting):
+    """The variational bound's own weight, c_t = beta_t^2 / (2 s_t^2 alpha_t (1 - abar_t)), divided by its mean over t.
+
+    In continuous time c is -(1/2) d log_snr / du, the limit of both variances (Kingma et al. 2021, Eq. 18), evaluated no
+    nearer to u = 0 and 1 than 1/8192, where some processes have infinite rates.
+
+    Args:
+        variance: the generating variance s_t^2: "large" is beta_t, "small" the posterior variance (at t = 0, where that is
+            zero, the variance of t = 1, as improved diffusion does).
+        clip: an upper bound on the weight, in units of its mean. On the cosine schedule the last c_t is hundreds of times
+            the mean and would hijack a target; None for the exact bound.
+        normalise: False for c_t itself, whose sum over t times the eps-loss is the bound in nats per element (without the
+            prior and decoder terms).
+    """
+
+    grid = 4096
+
+    def __init__(self, variance: str = "large", clip: float | None = None, normalise: bool = True) -> None:
+        super().__init__()
+        if variance not in ("large", "small"):
+            raise ValueError(f'variance must be "large" or "small", got {variance!r}')
+        if clip is not None:
+            _check_positive("clip", clip)
+        self.variance, self.clip, self.normalise = variance, clip, normalise
+
+    def forward(self, objective: Objective, u: Tensor) -> Tensor:
+        process = objective.process
+        key = ("vlb", self.variance, self.clip, self.normalise)
+        table = process.cached(key, u, lambda: self._table(process))
+        if isinstance(process, DDPM):
+            return table[process.index(u)]
+        return table[(u * self.grid).long().clamp(0, self.grid - 1)]
+
+    def _table(self, process: Process) -> Tensor:
+        if isinstance(process, DDPM):
+            raw = vlb_coefficients(process, self.variance)
+        else:
+            middles = (torch.arange(self.grid, dtype=torch.float64) + 0.5) / self.grid
+            raw = -process.log_snr_rate(middles) / 2
+        if self.clip is not None:
+            raw = raw.clamp(max=self.clip * float(raw.mean()))
+        return raw / raw.mean() if self.normalise else raw
+
+
+def vlb_coefficients(process: DDPM, variance: str = "large") -> Tensor:
+    """c_t in float64: the weight of the (element-wise mean, eps-) loss in the variational bound, in nats per element."""
+    beta, bar = process.betas, process.alphas_cumprod
+    before = torch.cat([torch.ones(1, dtype=torch.float64), bar[:-1]])
+    spread = beta
+    if variance == "small":
+        spread = beta * (1 - before) / (1 - bar)
+        spread = torch.cat([spread[1:2] if len(spread) > 1 else beta[:1], spread[1:]])
+    alpha = (1 - beta).clamp(min=1e-12)  # zero terminal SNR: alpha_T = 0 makes eps-prediction meaningless, not infinite
+    return beta**2 / (2 * spread * alpha * (1 - bar))
+
+
+class ChangeAware(Weighting):
+    """SpeeD's weight (Wang et al. 2024): (1 - lam) + (2 lam - 1) g(t) while the process still changes, 1 after that.
+
+    g is the increment of 1 - abar, scaled to [0, 1]. 0.5 <= lam <= 1 keeps the weight within [1 - lam, lam].
+    """
+
+    def __init__(self, lam: float = 0.6) -> None:
+        super().__init__()
+        if not 0.5 <= lam <= 1:
+            raise ValueError(f"lam must lie in [0.5, 1], got {lam}: outside, the weight turns negative or upside down")
+        self.lam = lam
+
+    def forward(self, objective: Objective, u: Tensor) -> Tensor:
+        process = objective.process
+        table = process.cached(("change_aware", self.lam), u, lambda: self._table(process))
+        return table[(u * len(table)).long().clamp(0, len(table) - 1)]
+
+    def _table(self, process: Process) -> Tensor:
+        increment = scaled_variance_increment(process)
+        weight = (1 - self.lam) + (2 * self.lam - 1) * increment
+        return torch.where(torch.arange(len(weight)) < vanishing_point(process), weight, 1.0)
+
+
+class Learned(Weighting):
+    """Learned uncertainty (Karras et al. 2024, EDM2): loss / exp(s(log SNR)) + s(log SNR), s trained with the model.
+
+    Give its parameters to the optimizer. At the optimum every noise level contributes a loss of 1.
+    """
+
+    def __init__(self, features: int = 128, seed: int = 0) -> None:
+        super().__init__()
+        if features < 1:
+            raise ValueError(f"features must be >= 1, got {features}")
+        generator = torch.Generator().manual_seed(seed)
+        self.register_buffer("frequencies", torch.randn(features, generator=generator))
+        self.register_buffer("phases", 2 * math.pi * torch.rand(features, generator=generator))
+        self.linear = nn.Linear(features, 1, bias=False)
+        nn.init.zeros_(self.linear.weight)
+
+    def log_variance(self, log_snr: Tensor) -> Tensor:
+        """s(log SNR), zero before training."""
+        frequencies, phases = self.get_buffer("frequencies"), self.get_buffer("phases")
+        angle = bounded(log_snr).to(frequencies)[:, None] / 8 * frequencies + phases  # c_noise = -log SNR / 8 for EDM
+        s: Tensor = self.linear(torch.cos(angle) * math.sqrt(2)).squeeze(1)
+        return s
+
+    def forward(self, objective: Objective, u: Tensor) -> Tensor:
+        return torch.exp(-self.log_variance(objective.process.log_snr(u)))
+
+    def total(self, eps_losses: Tensor, objective: Objective, u: Tensor) -> Tensor:
+        s = self.log_variance(objective.process.log_snr(u))
+        return eps_losses * torch.exp(-s) + s
+
+
+WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
+    "none": NoWeight,
+    "simple": Simple,
+    "minsnr": MinSNR,
+    "soft_minsnr": SoftMinSNR,
+    "p2": P2,
+    "debiased": Debiased,
+    "vlb": VLB,
+    "edm_weight": EDMWeight,
+    "sigma_sqrt": SigmaSqrt,
+    "cosmap_weight": CosMapWeight,
+    "change_aware": ChangeAware,
+    "learned": Learned,
+}
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, got {value}")
