@@ -40,7 +40,7 @@ class RunningLoss(nn.Module):
             raise ValueError(f"decay must lie in (0, 1], got {decay}")
         self.decay = decay
         bins = len(edges) - 1
-        self.register_buffer("edges", edges.float())
+        self.register_buffer("edges", edges.float().clone())
         self.register_buffer("sums", torch.zeros(3, bins, dtype=torch.float64))  # decayed: count, loss, loss^2
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64))

@@ -113,6 +113,9 @@ class OfLogSNR(Weighting):
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
+        values = function(torch.linspace(-30, 30, 601))
+        if not bool((torch.isfinite(values) & (values >= 0)).all()):
+            raise ValueError("a weighting must be finite and nowhere negative for log SNRs from -30 to 30")
         self.function = function
 
     def forward(self, objective: Objective, u: Tensor) -> Tensor:

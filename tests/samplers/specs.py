@@ -1,0 +1,26 @@
+"""One spec or more for every sampler of the registry; the contract tests run over all of them."""
+
+SPECS = {
+    "uniform": ["uniform"],
+    "lognormal": ["lognormal", "lognormal:mean=-0.5,std=0.7"],
+    "mode": ["mode", "mode:scale=-0.5"],
+    "cosmap": ["cosmap"],
+    "beta": ["beta:a=0.6,b=2"],
+    "edm": ["edm"],
+    "laplace": ["laplace:location=0,scale=3"],
+    "speed": ["speed:k=5", "speed:tau=700,mirror=true"],
+    "table": ["table:file={table}"],
+    "mix": ["mix:of=(beta:a=0.3,b=5),floor=0.2"],
+    "shift": ["shift:of=(lognormal:mean=0.5),shift=2"],
+    "product": ["product:of=uniform,weight=(minsnr:gamma=5)"],
+    "curriculum": ["curriculum:start=uniform,end=(speed:k=5),steps=12"],
+    "switch": ["switch:first=uniform,then=(loss_adaptive:warmup=0,every=4),at=6"],
+    "loss_moment": ["loss_moment:bins=8,history=3"],
+    "loss_adaptive": ["loss_adaptive:warmup=0,every=4+minsnr"],
+    "gradient_variance": ["gradient_variance:strata=4,every=2,rows=4"],
+    "adaptive": ["adaptive:estimator=loss,warmup=4,every=4", "adaptive:estimator=loss,warmup=0,every=1,floor=0.1+minsnr"],
+}
+
+ALL_SPECS = [spec for specs in SPECS.values() for spec in specs]
+LEARNERS = [spec for name in ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "adaptive") for spec in SPECS[name]]
+CORRECTIONS = ["none", "unbiased", "clipped(3)", "tempered(0.5)"]

@@ -1,0 +1,281 @@
+"""What every sampler of the registry owes its users, on every process and with every correction."""
+
+import copy
+import gc
+import io
+import random
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load as safetensors_load
+from safetensors.torch import save as safetensors_save
+from scipy import stats
+
+from noisewise import DDPM, PROCESSES, SAMPLERS, build
+from noisewise.samplers.correction import Correction
+from tests.samplers.specs import ALL_SPECS, CORRECTIONS, LEARNERS, SPECS
+from tests.samplers.toy import Toy
+
+GRID = 8000  # a multiple of the 1,000 timesteps, so that no cell straddles two of them
+FINE = (torch.arange(GRID) + 0.5) / GRID
+
+
+@pytest.fixture(scope="session")
+def table_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("table") / "table.npy"
+    np.save(path, np.linspace(0.2, 2.0, 50))
+    return path
+
+
+@pytest.fixture
+def fill(table_file):
+    return lambda spec: spec.replace("{table}", str(table_file))
+
+
+def make(spec, process, **settings):
+    """A sampler that has trained a little, so that a learned density is not flat."""
+    return Toy(spec, process, **settings).run(15 if spec in LEARNERS else 3).sampler
+
+
+def test_every_sampler_of_the_registry_is_under_contract():
+    assert set(SPECS) == set(SAMPLERS)
+    for name, specs in SPECS.items():
+        assert all(spec.startswith(name) for spec in specs)
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("spec", ALL_SPECS)
+def test_density_is_one_and_draws_follow_it(spec, process, fill):
+    sampler = make(fill(spec), PROCESSES[process]())
+    density = sampler.density(FINE).double()
+    assert (density >= 0).all()
+    assert float(density.mean()) == pytest.approx(1, abs=2e-3)
+    draws = sampler.sample(20_000)
+    assert draws.u.dtype == torch.float32
+    assert ((draws.u > 0) & (draws.u < 1)).all()
+    observed, expected = cells(draws.u, density)
+    assert stats.chisquare(observed, expected).pvalue > 1e-4
+    torch.testing.assert_close(draws.density, sampler.density(draws.u))
+    assert torch.equal(draws.time, sampler.process.time(draws.u))
+
+
+def cells(u, density, n=25):
+    """Counts of draws and their expectation in cells of about equal probability."""
+    cumulative = density.cumsum(0) / density.sum()
+    edges = torch.unique((cumulative * n).floor().long(), return_counts=True)[1].cumsum(0)[:-1]
+    observed = torch.bincount(torch.bucketize((u.double() * GRID).long(), edges, right=True), minlength=len(edges) + 1)
+    expected = torch.stack([part.sum() for part in density.tensor_split(edges.tolist())])
+    keep = expected > 1e-9
+    assert int(observed[~keep].sum()) == 0
+    expected = expected[keep] / expected[keep].sum() * len(u)
+    return observed[keep].numpy(), expected.numpy()
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("spec", ALL_SPECS)
+def test_weights_have_mean_one_and_unbiased_ones_recover_uniform(spec, process, correction, fill):
+    sampler = make(fill(spec), PROCESSES[process](), correction=correction)
+    density = sampler.density(FINE)
+    weight = sampler._weight(density, None)
+    share = (density / density.mean()).double()
+    inside = (density.double() / 1e-12).clamp(max=1)  # where a density is zero no weight can make up for it
+    mean = float(inside.mean()) if correction == "unbiased" else 1
+    assert float((share * weight).mean()) == pytest.approx(mean, abs=5e-3)
+    assert (weight >= 0).all()
+    if correction == "unbiased":
+        f = 1 + torch.sin(5 * FINE.double()) + 3 * FINE.double()
+        assert float((share * weight * f).mean()) == pytest.approx(float((f * inside).mean()), rel=5e-3)
+    draw = sampler.sample(64)
+    torch.testing.assert_close(draw.weight, sampler._weight(draw.density, None))
+    assert 0 < float(draw.effective_sample_size()) <= 64.001
+
+
+@pytest.mark.parametrize("draws", ["stratified", "antithetic"])
+@pytest.mark.parametrize("spec", ["uniform", "lognormal", "speed:tau=700,mirror=true", "mix:of=(beta:a=0.3,b=5),floor=0.2"])
+def test_paired_draws_keep_the_marginal_of_every_position(spec, draws):
+    sampler = build(spec, DDPM.linear(), draws=draws).sampler
+    batches = torch.stack([sampler.sample(7).u for _ in range(3000)])
+    density = sampler.density(FINE).double()
+    for position in (0, 3, 6):
+        assert stats.chisquare(*cells(batches[:, position], density)).pvalue > 1e-4
+    assert stats.chisquare(*cells(batches.flatten()[:9000], density)).pvalue > 1e-6
+
+
+def test_stratified_draws_put_one_in_each_part():
+    u = build("uniform", DDPM.linear(), draws="stratified").sampler.sample(64).u
+    assert torch.equal((u * 64).long().sort().values, torch.arange(64))
+
+
+def test_antithetic_draws_come_in_pairs():
+    u = build("uniform", DDPM.linear(), draws="antithetic").sampler.sample(9).u.double()
+    partners = (u[:, None] + u[None, :] == 1).sum()
+    assert int(partners) == 8
+
+
+@pytest.mark.parametrize("spec", ALL_SPECS)
+@pytest.mark.parametrize("how", ["torch", "safetensors"])
+def test_resume_is_bitwise(spec, how, fill):
+    whole = Toy(fill(spec), DDPM.cosine(), seed=3).run(9)
+    state = copy.deepcopy(whole.state())
+    if how == "torch":
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        state = torch.load(file, weights_only=True)
+    else:
+        state["sampler"] = safetensors_load(safetensors_save(state["sampler"]))
+    resumed = Toy(fill(spec), DDPM.cosine(), seed=99).load(state)
+    for _ in range(9):
+        (first, losses), (second, again) = whole.step(), resumed.step()
+        assert torch.equal(first.u, second.u)
+        assert torch.equal(first.weight, second.weight)
+        assert torch.equal(losses, again)
+    mine, theirs = whole.sampler.state_dict(), resumed.sampler.state_dict()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+@pytest.mark.parametrize("spec", ALL_SPECS)
+def test_the_callers_random_state_is_undisturbed(spec, fill):
+    toy = Toy(fill(spec), DDPM.linear()).run(3)
+    x0 = torch.zeros(16, 2)
+
+    def loss_at(rows, u):
+        return toy.objective.losses(toy.predict, x0[rows], u)
+
+    for _ in range(6):
+        torch.manual_seed(7), random.seed(7), np.random.seed(7)
+        draw = toy.sampler.sample(x0)
+        with toy.sampler.observe(draw, torch.rand(16, generator=torch.Generator().manual_seed(1)), loss_at):
+            pass
+        after = torch.rand(3), random.random(), np.random.rand()
+        torch.manual_seed(7), random.seed(7), np.random.seed(7)
+        assert torch.equal(after[0], torch.rand(3))
+        assert after[1:] == (random.random(), np.random.rand())
+
+
+@pytest.mark.parametrize("spec", ALL_SPECS)
+def test_draws_are_a_function_of_seed_step_and_micro_batch(spec, fill):
+    def sequence(seed):
+        toy = Toy(fill(spec), DDPM.linear(), seed=seed)
+        return [toy.sampler.sample(8).u for _ in range(2)] + [toy.step()[0].u, toy.sampler.sample(8).u]
+
+    first, again, other = sequence(1), sequence(1), sequence(2)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], first[3])
+    assert not torch.equal(first[0], other[0])
+
+
+@pytest.mark.parametrize("spec", ALL_SPECS)
+def test_a_generator_of_the_callers_is_used(spec, fill):
+    sampler = make(fill(spec), DDPM.linear())
+    draws = [sampler.sample(16, generator=torch.Generator().manual_seed(seed)).u for seed in (1, 1, 2)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+
+
+@pytest.mark.parametrize("spec", ALL_SPECS)
+def test_memory_does_not_grow(spec, fill):
+    toy = Toy(fill(spec), DDPM.linear(), batch=8).run(40)
+    size = {key: value.shape for key, value in toy.sampler.state_dict().items()}
+    gc.collect()
+    tracemalloc.start()
+    toy.run(10)
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    toy.run(60)
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert {key: value.shape for key, value in toy.sampler.state_dict().items()} == size
+    assert grown < 20_000
+
+
+@pytest.mark.parametrize("spec", LEARNERS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_losses_that_are_not_finite_are_skipped_and_counted(spec, value, fill):
+    toy = Toy(fill(spec), DDPM.linear()).run(8)
+    x0 = torch.zeros(16, 2)
+    for _ in range(8):
+        draw = toy.sampler.sample(x0)
+        losses = torch.ones(16)
+        losses[::3] = value
+        with toy.sampler.observe(draw, losses, lambda rows, u: toy.predict(x0[rows], u).sum(1) * value):
+            pass
+    state = toy.sampler.state_dict()
+    assert all(torch.isfinite(tensor).all() for tensor in state.values() if tensor.is_floating_point())
+    assert sum(int(value) for key, value in state.items() if key.endswith("skipped")) > 0
+    assert torch.isfinite(toy.sampler.sample(64).weight).all()
+
+
+@pytest.mark.parametrize("spec", ALL_SPECS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_data_of_any_type_and_shape(spec, dtype, fill):
+    sampler = build(fill(spec), DDPM.linear()).sampler
+    for shape in ((5,), (5, 3), (5, 7, 2), (5, 3, 8, 8), (1, 4)):
+        draw = sampler.sample(torch.zeros(shape, dtype=dtype))
+        assert draw.u.shape == shape[:1]
+        assert draw.u.dtype == draw.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("spec", ALL_SPECS)
+def test_empty_batches_are_refused(spec, fill):
+    sampler = build(fill(spec), DDPM.linear()).sampler
+    for nothing in (torch.zeros(0, 3), torch.zeros(()), 0):
+        with pytest.raises(ValueError, match="empty batch"):
+            sampler.sample(nothing)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in ALL_SPECS if "tau=700" not in spec])
+def test_one_timestep_is_enough(spec, fill):
+    toy = Toy(fill(spec), DDPM(torch.tensor([0.5])))
+    draw, losses = toy.run(12).step()
+    assert torch.equal(draw.time, torch.zeros(32, dtype=torch.long))
+    assert torch.isfinite(losses).all()
+
+
+@pytest.mark.parametrize("spec", ALL_SPECS)
+def test_precision_of_the_state_survives_casts(spec, fill):
+    sampler = make(fill(spec), DDPM.linear())
+    before = {key: value.clone() for key, value in sampler.state_dict().items()}
+    sampler.to(torch.bfloat16).half().double()
+    assert all(value.dtype == before[key].dtype for key, value in sampler.state_dict().items())
+
+
+@pytest.mark.parametrize("spec", LEARNERS)
+def test_gradient_accumulation_counts_as_one_step(spec, fill):
+    toy = Toy(fill(spec), DDPM.linear())
+    x0 = torch.zeros(8, 2)
+    draws = [toy.sampler.sample(x0) for _ in range(3)]
+    assert len({tuple(draw.u.tolist()) for draw in draws}) == 3
+    with toy.sampler.observe(draws, [torch.rand(8) for _ in draws], lambda rows, u: toy.predict(x0[rows], u).sum(1)):
+        pass
+    assert toy.sampler.step == 1
+
+
+@pytest.mark.parametrize("spec", LEARNERS)
+def test_wrong_feedback_is_explained(spec, fill):
+    toy = Toy(fill(spec), DDPM.linear()).run(8)
+    draw = toy.sampler.sample(8)
+    with pytest.raises(ValueError, match="one a sample"), toy.sampler.observe(draw, torch.zeros(())):
+        pass
+    with pytest.raises((ValueError, RuntimeError), match="observe"), toy.sampler.observe(draw):
+        pass
+
+
+def test_an_exception_in_the_block_passes_and_counts_no_step():
+    toy = Toy("loss_adaptive", DDPM.linear())
+    draw = toy.sampler.sample(8)
+    with pytest.raises(KeyError), toy.sampler.observe(draw, torch.zeros(8)):
+        raise KeyError
+    assert toy.sampler.step == 0
+
+
+@pytest.mark.parametrize("text", ["clipped", "none(3)", "clipped(0.5)", "tempered(2)", "clipped(x)", "exact", ""])
+def test_wrong_corrections_are_explained(text):
+    with pytest.raises(ValueError, match="correction|clipped|tempered"):
+        Correction.parse(text)

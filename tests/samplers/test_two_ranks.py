@@ -1,0 +1,39 @@
+"""Two real processes: the same state on both after every step, other draws, unequal batches, strata split between them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.samplers.specs import ALL_SPECS
+from tests.torchrun import run_ranks
+
+WORKER = Path(__file__).parent.parent / "workers" / "contracts.py"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    out = tmp_path_factory.mktemp("ranks")
+    np.save(out / "table.npy", np.linspace(0.2, 2.0, 50))
+    results = run_ranks(WORKER, out, str(out / "table.npy"))
+    for result in results:
+        for batches in ("equal", "unequal"):
+            assert len(result[batches]) == len(ALL_SPECS)
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batches", ["equal", "unequal"])
+def test_ranks_hold_the_same_state_and_draw_differently(ranks, batches):
+    for spec, first in ranks[0][batches].items():
+        second = ranks[1][batches][spec]
+        assert [row["state"] for row in first] == [row["state"] for row in second], spec
+        assert all(a["draw"] != b["draw"] for a, b in zip(first[:-1], second[:-1], strict=True)), spec
+
+
+@pytest.mark.slow
+def test_strata_are_split_over_ranks(ranks):
+    for mine, theirs in zip(ranks[0]["stratified"], ranks[1]["stratified"], strict=True):
+        together = torch.tensor(mine + theirs)
+        assert torch.equal((together * 64).long().sort().values, torch.arange(64))

@@ -1,0 +1,53 @@
+"""Two ranks train a toy with every sampler; each writes digests of its draws and of its sampler's state after every step."""
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from noisewise import DDPM, build
+from tests.samplers.specs import ALL_SPECS
+from tests.samplers.toy import Toy
+
+
+def digest(tensors):
+    whole = hashlib.sha256()
+    for tensor in tensors:
+        whole.update(tensor.detach().contiguous().numpy().tobytes())
+    return whole.hexdigest()
+
+
+def train(spec, rank, batch):
+    toy = Toy(spec, DDPM.linear(), batch=batch, data_seed=rank, wrap=DistributedDataParallel)
+    rows = []
+    for _ in range(10):
+        draw, _ = toy.step()
+        rows.append({"draw": digest([draw.u]), "state": digest(toy.sampler.state_dict().values())})
+    rows.append({"draw": "", "state": digest(toy.inner.state_dict().values())})
+    return rows
+
+
+def main(out: Path, table: str) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    result = {"equal": {}, "unequal": {}}
+    for spec in ALL_SPECS:
+        spec = spec.replace("{table}", table)
+        result["equal"][spec] = train(spec, rank, 16)
+        result["unequal"][spec] = train(spec, rank, 16 - 5 * rank)
+    strata = build("uniform", DDPM.linear(), draws="stratified").sampler
+    result["stratified"] = [strata.sample(32).u.tolist() for _ in range(5)]
+    (out / f"part{rank}").write_text(json.dumps(result))
+    os.replace(out / f"part{rank}", out / f"rank{rank}.json")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), sys.argv[2])
