@@ -78,12 +78,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append the rows to this file")
     args = parser.parse_args()
     name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
-    environment = {"noisewise": noisewise.__version__, "torch": torch.__version__, "machine": name, "threads": torch.get_num_threads()}
+    environment = {
+        "noisewise": noisewise.__version__,
+        "torch": torch.__version__,
+        "machine": name,
+        "threads": torch.get_num_threads(),
+    }
     print(f"{'spec':40s} {'draws':12s} {'sample ms':>10s} {'observe ms':>11s} {'state KiB':>10s}")
     for spec in SPECS:
         for draws in ("independent", "stratified"):
             row = measure(spec, args.process, draws, args.batch, args.repeats, args.device)
-            print(f"{spec:40s} {draws:12s} {row['sample_ms']:10.3f} {row['observe_ms']:11.3f} {row['state_kib']:10.1f}", flush=True)
+            print(
+                f"{spec:40s} {draws:12s} {row['sample_ms']:10.3f} {row['observe_ms']:11.3f} {row['state_kib']:10.1f}",
+                flush=True,
+            )
             if args.json:
                 with args.json.open("a") as file:
                     file.write(json.dumps({**row, **environment}) + "\n")

@@ -1,6 +1,6 @@
 """A 2-D toy trained twice from the same weights and data, once with each sampler, and drawn as one picture.
 
-    python examples/demo.py --out out/demo [--steps 4000] [--samplers "uniform,adaptive+minsnr"] [--seeds 3]
+    python examples/demo.py --out out/demo [--steps 3000] [--samplers "uniform,adaptive"] [--seeds 3]
 
 About half a minute on two cores. It reports what it measures: on a toy this easy the two may well tie.
 """
@@ -20,33 +20,40 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 
 
 def spiral(n: int, generator: torch.Generator) -> Tensor:
-    """Two arms of a spiral, standard deviation about 1/2."""
-    r = torch.rand(n, generator=generator).sqrt()
-    angle = 3.2 * torch.pi * r + torch.pi * torch.randint(0, 2, (n,), generator=generator)
-    return torch.stack([r * angle.cos(), r * angle.sin()], 1) + 0.02 * torch.randn(n, 2, generator=generator)
+    """Two arms of a spiral, standard deviation about 1."""
+    r = 2 * torch.rand(n, generator=generator).sqrt()
+    angle = 1.2 * torch.pi * r + torch.pi * torch.randint(0, 2, (n,), generator=generator)
+    return torch.stack([r * angle.cos(), r * angle.sin()], 1) + 0.08 * torch.randn(n, 2, generator=generator)
 
 
 class Denoiser(nn.Module):
-    """An MLP on x and Fourier features of the time."""
+    """An MLP on Fourier features of the point and of the time."""
 
     def __init__(self, steps: int, width: int = 128) -> None:
         super().__init__()
         self.steps = steps
-        self.register_buffer("frequencies", torch.pi * 2.0 ** torch.arange(6))
+        self.register_buffer("frequencies", 2.0 ** torch.arange(3))
         self.net = nn.Sequential(
-            nn.Linear(14, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 2)
+            nn.Linear(20, width),
+            nn.SiLU(),
+            nn.Linear(width, width),
+            nn.SiLU(),
+            nn.Linear(width, width),
+            nn.SiLU(),
+            nn.Linear(width, 2),
         )
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        angle = time[:, None] / self.steps * self.frequencies
-        return self.net(torch.cat([x, angle.sin(), angle.cos()], 1))
+        place = torch.cat([x, 3 * time[:, None] / self.steps], 1)
+        angle = (place[:, :, None] * self.frequencies).flatten(1)
+        return x + self.net(torch.cat([x, angle.sin(), angle.cos()], 1))  # at much noise the noise is nearly x itself
 
 
 def train(spec: str, process: DDPM, steps: int, seed: int) -> tuple[nn.Module, Monitor, float]:
     torch.manual_seed(seed)
     model = Denoiser(process.steps)
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     objective, recipe, monitor = Objective(process), build(spec, process, seed=seed), Monitor(bins=50)
     sampler = recipe.sampler.attach(model, optimizer)
     data = torch.Generator().manual_seed(seed)
@@ -69,7 +76,10 @@ def train(spec: str, process: DDPM, steps: int, seed: int) -> tuple[nn.Module, M
         if step % 50 == 0:
             monitor.snapshot(sampler)
         if step % 500 == 499:
-            print(f"  {spec:24s} seed {seed}  step {step + 1:5d}  loss {losses.mean():.4f}  {time.perf_counter() - start:5.1f} s", flush=True)
+            print(
+                f"  {spec:24s} seed {seed}  step {step + 1:5d}  loss {losses.mean():.4f}  {time.perf_counter() - start:5.1f} s",
+                flush=True,
+            )
     return average, monitor, time.perf_counter() - start
 
 
@@ -106,7 +116,14 @@ def draw_picture(results: dict, truth: Tensor, path: Path) -> None:
         axes[0, column].scatter(*samples[:3000].T, s=1, color=colour)
         axes[0, column].set_title(f"{spec}\ndistance to data {distance:.4f}")
         arrays = monitor.arrays()
-        image = axes[1, column].pcolormesh(arrays["edges"], arrays["step"], arrays["density"][:-1], cmap="viridis", vmin=0)
+        image = axes[1, column].pcolormesh(
+            arrays["edges"],
+            arrays["step"],
+            arrays["density"][:-1],
+            cmap="viridis",
+            vmin=0,
+            vmax=max(2.0, arrays["density"].max()),
+        )
         axes[1, column].set(xlabel="u (0: least noise)", ylabel="training step", title="how often each noise level is drawn")
         figure.colorbar(image, ax=axes[1, column], label="times uniform")
         middles = (arrays["edges"][1:] + arrays["edges"][:-1]) / 2
@@ -114,16 +131,16 @@ def draw_picture(results: dict, truth: Tensor, path: Path) -> None:
     axes[1, 0].set(xlabel="u (0: least noise)", ylabel="eps-loss at the end of training", yscale="log")
     axes[1, 0].legend(frameon=False)
     for axis in axes[0]:
-        axis.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
+        axis.set(xlim=(-2.4, 2.4), ylim=(-2.4, 2.4), aspect="equal")
     figure.savefig(path, dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/demo"))
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--samplers", default="uniform,adaptive+minsnr")
+    parser.add_argument("--samplers", default="uniform,adaptive")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # the model is too small to share

@@ -131,6 +131,8 @@ class Monitor(nn.Module):
             self.densities[: len(half)], self.steps[: len(half)] = self.densities[half].clone(), self.steps[half].clone()
             self.kept = len(half)
             self.spacing *= 2
+            if (self.calls - 1) % self.spacing:
+                return
         self.densities[self.kept] = mean_density(sampler, self.densities.shape[1], x0).to(self.densities)
         self.steps[self.kept] = sampler.step
         self.kept += 1

@@ -83,7 +83,7 @@ class Objective:
         check_prediction(self.prediction)
         if self.loss not in LOSS_KINDS:
             raise ValueError(f"unknown loss {self.loss!r}: choose one of {', '.join(LOSS_KINDS)}")
-        if self.huber_delta <= 0 or self.sigma_data <= 0:
+        if not (self.huber_delta > 0 and self.sigma_data > 0):
             raise ValueError(f"huber_delta and sigma_data must be positive, got {self.huber_delta} and {self.sigma_data}")
 
     def losses(
@@ -124,9 +124,9 @@ class Objective:
         alpha, sigma = (over_samples(s, x0) for s in self.process.scales(u))
         if self.prediction == "v":
             return (alpha * noise - sigma * x0) / torch.sqrt(alpha**2 + sigma**2)
-        # (x0 - c_skip (x0 + r noise)) / c_out, written without the cancellation at small r
-        r = sigma / alpha
-        return (r * x0 - self.sigma_data**2 * noise) / (self.sigma_data * torch.sqrt(r**2 + self.sigma_data**2))
+        # (x0 - c_skip x_u / alpha) / c_out, multiplied out: no cancellation at little noise, no division by alpha
+        d = self.sigma_data
+        return (sigma * x0 - d**2 * alpha * noise) / (d * torch.sqrt(sigma**2 + d**2 * alpha**2))
 
     def model_input(self, x_u: Tensor, u: Tensor) -> Tensor:
         """What the network sees: x_u itself, or its unit-variance version for "edm"."""
@@ -147,8 +147,9 @@ class Objective:
         if self.prediction == "v":
             scale = torch.sqrt(alpha**2 + sigma**2)
             return (alpha * x_u / scale - sigma * output) / scale
-        r2, d2 = (sigma / alpha) ** 2, self.sigma_data**2
-        return d2 / (r2 + d2) * x_u / alpha + torch.sqrt(r2 * d2 / (r2 + d2)) * output
+        d = self.sigma_data
+        both = sigma**2 + d**2 * alpha**2
+        return d**2 * alpha * x_u / both + d * sigma / torch.sqrt(both) * output
 
     def per_prediction(self, eps_weight: Tensor, u: Tensor) -> Tensor:
         """A weight of the eps-loss turned into the weight of this objective's loss that keeps the total the same.

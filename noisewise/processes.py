@@ -69,6 +69,8 @@ class Process(ABC):
 
     def add_noise(self, x0: Tensor, noise: Tensor, u: Tensor) -> Tensor:
         """x_u for a batch of data of any shape; `noise` has the shape of `x0`, `u` one entry a sample."""
+        if not x0.is_floating_point():
+            raise TypeError(f"x0 must be floating-point, got {x0.dtype}: scale images to [-1, 1] first")
         if noise.shape != x0.shape:
             raise ValueError(f"noise must have the shape of x0, {tuple(x0.shape)}, got {tuple(noise.shape)}")
         if u.shape != x0.shape[:1]:
@@ -92,6 +94,16 @@ def check_u(u: Tensor) -> Tensor:
     return u
 
 
+def interval(u: Tensor, n: int) -> Tensor:
+    """Which of n equal intervals of [0, 1] each u lies in, exactly: float32(i / n) is in interval i, and 1 in the last.
+
+    In whole multiples of 2^-24, the resolution of a float32 below 1; adding one of them makes float32(i / n), which may have
+    been rounded down, fall on i.
+    """
+    ticks = (check_u(u) * 2**24).round().long() + 1
+    return ((ticks * n) >> 24).clamp(0, n - 1)
+
+
 class DDPM(Process):
     """A discrete schedule of T betas; u addresses timestep floor(u * T), t = 0 the least noise.
 
@@ -105,6 +117,8 @@ class DDPM(Process):
             raise ValueError(f"betas must be a vector of at least one value, got shape {tuple(betas.shape)}")
         if not bool(((betas > 0) & (betas <= 1)).all()):
             raise ValueError("betas must lie in (0, 1]; is this a table of alphas_cumprod? then use DDPM.from_alphas_cumprod")
+        if bool((betas[:-1] == 1).any()):
+            raise ValueError("only the last beta may be 1: after it nothing is left of the data")
         self._init_tables(betas, torch.cumprod(1 - betas, 0))
 
     def _init_tables(self, betas: Tensor, alphas_cumprod: Tensor) -> None:
@@ -162,13 +176,8 @@ class DDPM(Process):
         return cls.from_alphas_cumprod(bar)
 
     def index(self, u: Tensor) -> Tensor:
-        """The timestep floor(u * T), exact for float32 u at both edges of every interval; u = 1 is the last timestep.
-
-        In whole multiples of 2^-24, the resolution of a float32 below 1; adding one of them makes float32(t / T), which may
-        have been rounded down, fall on t.
-        """
-        ticks = (check_u(u) * 2**24).round().long() + 1
-        return ((ticks * self.steps) >> 24).clamp(0, self.steps - 1)
+        """The timestep floor(u * T), exact for float32 u at both edges of every interval; u = 1 is the last timestep."""
+        return interval(u, self.steps)
 
     def _at(self, table: str, u: Tensor) -> Tensor:
         return self._place(table, u)[self.index(u)]
@@ -260,7 +269,7 @@ class VP(Process):
         return -(1 - self.eps) * beta / -torch.expm1(-self._rise(t))
 
     def u_of_log_snr(self, log_snr: Tensor) -> Tensor:
-        rise = torch.nn.functional.softplus(-log_snr)  # ln(1 + 1/SNR)
+        rise = torch.nn.functional.softplus(-log_snr.clamp(-1e4, 1e4)).clamp(min=1e-30)  # ln(1 + 1/SNR)
         slope = self.beta_max - self.beta_min
         t = 2 * rise / (self.beta_min + torch.sqrt(self.beta_min**2 + 2 * slope * rise))
         return ((t - self.eps) / (1 - self.eps)).clamp(0, 1)
@@ -301,7 +310,7 @@ class EDM(Process):
     tail = 1e-6  # Phi^-1 is infinite at 0 and 1; at 1e-6 it is -4.75
 
     def __init__(self, mean: float = -1.2, std: float = 1.2) -> None:
-        if std <= 0:
+        if not std > 0:
             raise ValueError(f"EDM needs std > 0, got {std}")
         self.mean, self.std = mean, std
 
@@ -333,7 +342,7 @@ class Flow(Process):
     """Rectified flow: x_t = (1 - t) x0 + t noise with t = u; `time_scale=1000` for models fed t * 1000 (SD3, Flux)."""
 
     def __init__(self, time_scale: float = 1.0) -> None:
-        if time_scale <= 0:
+        if not time_scale > 0:
             raise ValueError(f"time_scale must be positive, got {time_scale}")
         self.time_scale = time_scale
 

@@ -19,7 +19,7 @@ from typing import Any
 from noisewise.objective import Prediction
 from noisewise.processes import Process
 from noisewise.samplers import SAMPLERS, Sampler
-from noisewise.weighting import WEIGHTINGS, NoWeight, Weighting
+from noisewise.weighting import WEIGHTINGS, NoWeight, Product, Weighting
 
 
 class SpecError(ValueError):
@@ -50,47 +50,53 @@ def build(spec: str, process: Process, *, prediction: Prediction = "eps", **comm
         prediction: what the model predicts, for samplers with a target.
         common: settings for the outermost sampler that the spec does not give, such as seed=1.
     """
+    sampler_term, weighting = _terms(spec)
+    inherited: dict[str, Any] = {"prediction": prediction}
+    if not isinstance(weighting, NoWeight):
+        inherited["target"] = weighting
+    return Recipe(spec, _sampler(sampler_term or Term("uniform", {}), process, common, inherited), weighting)
+
+
+def build_weighting(spec: str) -> Weighting:
+    """The weighting of a spec that names no sampler."""
+    sampler_term, weighting = _terms(spec)
+    if sampler_term is not None:
+        raise SpecError(f"{spec!r} names the sampler {sampler_term.name}, but only a weighting can stand here")
+    return weighting
+
+
+def _terms(spec: str) -> tuple[Term | None, Weighting]:
+    """The one sampler that a spec names, if any, and the product of its weightings."""
     sampler_term: Term | None = None
-    weighting: Weighting | None = None
+    weightings = []
     for term in parse(spec):
         if term.name in SAMPLERS:
             if sampler_term is not None:
                 raise SpecError(f"{spec!r} names two samplers, {sampler_term.name} and {term.name}; use mix, switch or product")
             sampler_term = term
         elif term.name in WEIGHTINGS:
-            another = _make(term, WEIGHTINGS[term.name], {}, None)
-            weighting = another if weighting is None else weighting * another
+            weightings.append(_call(term, WEIGHTINGS[term.name], [], _plain_settings(term, WEIGHTINGS[term.name])))
         else:
             raise _unknown("sampler or weighting", term.name, [*SAMPLERS, *WEIGHTINGS], spec)
-    weighting = NoWeight() if weighting is None else weighting
-    sampler_term = sampler_term or Term("uniform", {})
-    maker = SAMPLERS[sampler_term.name]
-    settings = dict(common)
+    if len(weightings) > 1:
+        return sampler_term, Product(*weightings)
+    return sampler_term, weightings[0] if weightings else NoWeight()
+
+
+def _sampler(term: Term, process: Process, common: dict[str, Any], inherited: dict[str, Any]) -> Sampler:
+    """A sampler; the samplers inside it inherit the recipe's prediction and, if they learn, its target."""
+    maker = SAMPLERS[term.name]
     accepted = _parameters(maker)
-    if "target" in accepted and not isinstance(weighting, NoWeight):
-        settings.setdefault("target", weighting)
-    if "prediction" in accepted:
-        settings.setdefault("prediction", prediction)
-    return Recipe(spec, _make(sampler_term, maker, settings, process), weighting)
-
-
-def build_sampler(spec: str, process: Process, **common: Any) -> Sampler:
-    """The sampler of a spec that has no weighting."""
-    recipe = build(spec, process, **common)
-    if not isinstance(recipe.weighting, NoWeight):
-        raise SpecError(f"{spec!r} has a weighting, but only a sampler can stand here; name the weighting beside it")
-    return recipe.sampler
-
-
-def build_weighting(spec: str) -> Weighting:
-    """The weighting of a spec that has no sampler."""
-    product: Weighting | None = None
-    for term in parse(spec):
-        if term.name not in WEIGHTINGS:
-            raise _unknown("weighting", term.name, WEIGHTINGS, spec)
-        one = _make(term, WEIGHTINGS[term.name], {}, None)
-        product = one if product is None else product * one
-    return product or NoWeight()
+    settings = {**{key: value for key, value in inherited.items() if key in accepted}, **common}
+    inner = {key: text for key, text in term.options.items() if key in SAMPLER_SETTINGS and key in accepted}
+    plain = Term(term.name, {key: text for key, text in term.options.items() if key not in inner})
+    settings.update(_plain_settings(plain, maker))
+    for key, text in inner.items():
+        inner_term, weighting = _terms(_unbracketed(text))
+        if inner_term is None or not isinstance(weighting, NoWeight):
+            raise SpecError(f"{term.name}: {key}={text} should be a sampler alone; put weightings outside, after a +")
+        settings[key] = _sampler(inner_term, process, {}, inherited)
+    return _call(term, maker, [process], settings)
 
 
 def parse(spec: str) -> list[Term]:
@@ -127,32 +133,24 @@ def _split(text: str, separator: str, spec: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _make(term: Term, maker: Callable[..., Any], settings: dict[str, Any], process: Process | None) -> Any:
-    accepted = _parameters(maker)
-    for key, text in term.options.items():
-        if key not in accepted:
-            raise _unknown(f"setting of {term.name}", key, accepted, term.name)
-        settings[key] = _value(key, text, process)
-    missing = [name for name, required in accepted.items() if required and name not in settings]
-    if missing:
-        raise SpecError(f"{term.name} needs {', '.join(missing)}, as in {term.name}:{missing[0]}=...")
-    try:
-        return maker(**settings) if process is None else maker(process, **settings)
-    except TypeError as error:
-        raise SpecError(f"{term.name}: {error}") from error
-
-
 SAMPLER_SETTINGS = ("of", "start", "end", "first", "then")
 WEIGHTING_SETTINGS = ("weight", "target")
 TEXT_SETTINGS = ("correction", "draws", "file", "shape", "over", "estimator", "variance", "prediction", "policy", "selection")
 
 
-def _value(key: str, text: str, process: Process | None) -> Any:
-    inner = text[1:-1] if text.startswith("(") and text.endswith(")") else text
-    if key in SAMPLER_SETTINGS and process is not None:
-        return build_sampler(inner, process)
+def _plain_settings(term: Term, maker: Callable[..., Any]) -> dict[str, Any]:
+    accepted = _parameters(maker)
+    settings = {}
+    for key, text in term.options.items():
+        if key not in accepted:
+            raise _unknown(f"setting of {term.name}", key, accepted, term.name)
+        settings[key] = _value(key, text)
+    return settings
+
+
+def _value(key: str, text: str) -> Any:
     if key in WEIGHTING_SETTINGS:
-        return build_weighting(inner)
+        return build_weighting(_unbracketed(text))
     if key in TEXT_SETTINGS:
         return text
     words = {"true": True, "false": False, "none": None}
@@ -166,6 +164,20 @@ def _value(key: str, text: str, process: Process | None) -> Any:
     raise SpecError(f"{key}={text}: expected a number, true, false or none")
 
 
+def _unbracketed(text: str) -> str:
+    return text[1:-1] if text.startswith("(") and text.endswith(")") else text
+
+
+def _call(term: Term, maker: Callable[..., Any], positional: list[Any], settings: dict[str, Any]) -> Any:
+    missing = [name for name, required in _parameters(maker).items() if required and name not in settings]
+    if missing:
+        raise SpecError(f"{term.name} needs {', '.join(missing)}, as in {term.name}:{missing[0]}=...")
+    try:
+        return maker(*positional, **settings)
+    except TypeError as error:
+        raise SpecError(f"{term.name}: {error}") from error
+
+
 def _parameters(maker: Callable[..., Any]) -> dict[str, bool]:
     """The settings a sampler or weighting takes, each with whether it must be given."""
     target = getattr(maker, "func", maker)  # a functools.partial has its class there
@@ -173,9 +185,10 @@ def _parameters(maker: Callable[..., Any]) -> dict[str, bool]:
     if inspect.isclass(target) and issubclass(target, Sampler):
         sources.append(Sampler)
     accepted: dict[str, bool] = {}
+    collected = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     for source in sources:
         for parameter in inspect.signature(source).parameters.values():
-            if parameter.name not in ("process", "edges") and parameter.kind is not parameter.VAR_KEYWORD:
+            if parameter.name not in ("process", "edges") and parameter.kind not in collected:
                 accepted.setdefault(parameter.name, parameter.default is parameter.empty)
     return accepted
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from noisewise.increments import scaled_variance_increment, vanishing_point
 from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
-from noisewise.processes import DDPM, Process
+from noisewise.processes import DDPM, Process, interval
 
 
 def min_snr(log_snr: Tensor, gamma: float = 5.0) -> Tensor:
@@ -80,18 +80,26 @@ class Weighting(nn.Module):
 
 
 class Product(Weighting):
-    """The product of two weightings; a learned uncertainty always acts last, on the weighted loss."""
+    """The product of weightings; a learned uncertainty always acts last, on the weighted loss."""
 
-    def __init__(self, first: Weighting, second: Weighting) -> None:
+    def __init__(self, *factors: Weighting) -> None:
         super().__init__()
-        self.first, self.second = (second, first) if isinstance(first, Learned) else (first, second)
+        flat: list[nn.Module] = []
+        for factor in factors:
+            flat.extend(factor.factors if isinstance(factor, Product) else [factor])
+        self.factors: nn.ModuleList = nn.ModuleList(sorted(flat, key=lambda part: isinstance(part, Learned)))
 
     def forward(self, objective: Objective, u: Tensor) -> Tensor:
-        product: Tensor = self.first(objective, u) * self.second(objective, u)
-        return product
+        weight = torch.ones_like(u)
+        for factor in self.factors:
+            weight = weight * factor(objective, u)
+        return weight
 
     def total(self, eps_losses: Tensor, objective: Objective, u: Tensor) -> Tensor:
-        return self.second.total(self.first.total(eps_losses, objective, u), objective, u)
+        for factor in self.factors:
+            assert isinstance(factor, Weighting)
+            eps_losses = factor.total(eps_losses, objective, u)
+        return eps_losses
 
 
 class NoWeight(Weighting):
@@ -185,17 +193,15 @@ class VLB(Weighting):
         super().__init__()
         if variance not in ("large", "small"):
             raise ValueError(f'variance must be "large" or "small", got {variance!r}')
-        if clip is not None:
-            _check_positive("clip", clip)
+        if clip is not None and not clip >= 1:
+            raise ValueError(f"clip is in units of the mean weight and must be >= 1, got {clip}")
         self.variance, self.clip, self.normalise = variance, clip, normalise
 
     def forward(self, objective: Objective, u: Tensor) -> Tensor:
         process = objective.process
         key = ("vlb", self.variance, self.clip, self.normalise)
         table = process.cached(key, u, lambda: self._table(process))
-        if isinstance(process, DDPM):
-            return table[process.index(u)]
-        return table[(u * self.grid).long().clamp(0, self.grid - 1)]
+        return table[interval(u, len(table))]
 
     def _table(self, process: Process) -> Tensor:
         if isinstance(process, DDPM):
@@ -204,7 +210,7 @@ class VLB(Weighting):
             middles = (torch.arange(self.grid, dtype=torch.float64) + 0.5) / self.grid
             raw = -process.log_snr_rate(middles) / 2
         if self.clip is not None:
-            raw = raw.clamp(max=self.clip * float(raw.mean()))
+            raw = clip_to_mean(raw, self.clip)
         return raw / raw.mean() if self.normalise else raw
 
 
@@ -218,6 +224,15 @@ def vlb_coefficients(process: DDPM, variance: str = "large") -> Tensor:
         spread = torch.cat([spread[1:2] if len(spread) > 1 else beta[:1], spread[1:]])
     alpha = (1 - beta).clamp(min=1e-12)  # zero terminal SNR: alpha_T = 0 makes eps-prediction meaningless, not infinite
     return beta**2 / (2 * spread * alpha * (1 - bar))
+
+
+def clip_to_mean(values: Tensor, clip: float) -> Tensor:
+    """The values cut off at `clip` times the mean of what is left, the largest such cut."""
+    low, high = 0.0, float(values.max())
+    for _ in range(100):
+        cap = (low + high) / 2
+        low, high = (low, cap) if cap > clip * float(values.clamp(max=cap).mean()) else (cap, high)
+    return values.clamp(max=high)
 
 
 class ChangeAware(Weighting):
@@ -235,7 +250,7 @@ class ChangeAware(Weighting):
     def forward(self, objective: Objective, u: Tensor) -> Tensor:
         process = objective.process
         table = process.cached(("change_aware", self.lam), u, lambda: self._table(process))
-        return table[(u * len(table)).long().clamp(0, len(table) - 1)]
+        return table[interval(u, len(table))]
 
     def _table(self, process: Process) -> Tensor:
         increment = scaled_variance_increment(process)
@@ -256,15 +271,13 @@ class Learned(Weighting):
         generator = torch.Generator().manual_seed(seed)
         self.register_buffer("frequencies", torch.randn(features, generator=generator))
         self.register_buffer("phases", 2 * math.pi * torch.rand(features, generator=generator))
-        self.linear = nn.Linear(features, 1, bias=False)
-        nn.init.zeros_(self.linear.weight)
+        self.coefficients = nn.Parameter(torch.zeros(features))
 
     def log_variance(self, log_snr: Tensor) -> Tensor:
         """s(log SNR), zero before training."""
         frequencies, phases = self.get_buffer("frequencies"), self.get_buffer("phases")
         angle = bounded(log_snr).to(frequencies)[:, None] / 8 * frequencies + phases  # c_noise = -log SNR / 8 for EDM
-        s: Tensor = self.linear(torch.cos(angle) * math.sqrt(2)).squeeze(1)
-        return s
+        return torch.cos(angle) @ self.coefficients * math.sqrt(2)
 
     def forward(self, objective: Objective, u: Tensor) -> Tensor:
         return torch.exp(-self.log_variance(objective.process.log_snr(u)))

@@ -12,7 +12,16 @@ from pathlib import Path
 
 def run_ranks(script: Path, out: Path, *args: str, ranks: int = 2, timeout: int = 300) -> list[dict]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--standalone", str(script), str(out), *args]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc_per_node={ranks}",
+        "--standalone",
+        str(script),
+        str(out),
+        *args,
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
     results = [out / f"rank{rank}.json" for rank in range(ranks)]
     missing = [result.name for result in results if not result.exists()]

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from noisewise.diagnostics import wide
+from noisewise.processes import interval
 
 
 class Histogram(nn.Module):
@@ -48,7 +49,7 @@ class Histogram(nn.Module):
     def bin(self, u: Tensor) -> Tensor:
         """The interval each u lies in."""
         if self.even:
-            return (u * self.bins).long().clamp(0, self.bins - 1)
+            return interval(u, self.bins)
         return (torch.searchsorted(self.edges, u.to(self.edges).contiguous(), right=True) - 1).clamp(0, self.bins - 1)
 
     def density(self, u: Tensor) -> Tensor:

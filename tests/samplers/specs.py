@@ -22,5 +22,7 @@ SPECS = {
 }
 
 ALL_SPECS = [spec for specs in SPECS.values() for spec in specs]
-LEARNERS = [spec for name in ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "adaptive") for spec in SPECS[name]]
+LEARNERS = [
+    spec for name in ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "adaptive") for spec in SPECS[name]
+]
 CORRECTIONS = ["none", "unbiased", "clipped(3)", "tempered(0.5)"]

@@ -277,5 +277,5 @@ def test_an_exception_in_the_block_passes_and_counts_no_step():
 
 @pytest.mark.parametrize("text", ["clipped", "none(3)", "clipped(0.5)", "tempered(2)", "clipped(x)", "exact", ""])
 def test_wrong_corrections_are_explained(text):
-    with pytest.raises(ValueError, match="correction|clipped|tempered"):
+    with pytest.raises(ValueError, match=r"correction|clipped|tempered"):
         Correction.parse(text)

@@ -9,7 +9,9 @@ from noisewise import Objective, Process, Sampler, build
 class Toy:
     """One training run with a sampler; `step()` is the loop of the README."""
 
-    def __init__(self, spec: str, process: Process, batch: int = 32, wrap=lambda model: model, data_seed: int = 0, **settings) -> None:
+    def __init__(
+        self, spec: str, process: Process, batch: int = 32, wrap=lambda model: model, data_seed: int = 0, **settings
+    ) -> None:
         self.recipe = build(spec, process, **settings)
         self.sampler: Sampler = self.recipe.sampler
         self.objective = Objective(process)
