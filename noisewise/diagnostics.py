@@ -24,6 +24,30 @@ def even_edges(bins: int) -> Tensor:
     return torch.arange(bins + 1, dtype=torch.float64).div(bins).float()
 
 
+class Skipped(nn.Module):
+    """Counts losses that are not finite, without waiting for the device until `check` is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("run", torch.zeros((), dtype=torch.int64))
+        self.total: Tensor
+        self.run: Tensor
+
+    def count(self, bad: Tensor) -> None:
+        """Take in one step's number of bad losses (over all ranks)."""
+        self.total += bad
+        self.run.copy_(torch.where(bad > 0, self.run + 1, 0))
+
+    def check(self, limit: int) -> None:
+        """Raise if each of the last `limit` steps had some."""
+        if int(self.run) >= limit:
+            raise FloatingPointError(
+                f"each of the last {int(self.run)} steps had losses that are not finite ({int(self.total)} losses in all): "
+                "training has diverged. Lower the learning rate or resume from an earlier checkpoint"
+            )
+
+
 class RunningLoss(nn.Module):
     """Mean and second moment of the loss in intervals of u.
 
@@ -31,7 +55,7 @@ class RunningLoss(nn.Module):
         edges: K + 1 increasing numbers from 0 to 1.
         decay: what the past counts at each step in which an interval is seen again; 1 averages over all of training.
 
-    Losses that are not finite are left out and counted in `skipped`.
+    Losses that are not finite are left out, and `update` returns how many there were.
     """
 
     def __init__(self, edges: Tensor, decay: float = 0.98) -> None:
@@ -41,32 +65,28 @@ class RunningLoss(nn.Module):
         self.decay = decay
         bins = len(edges) - 1
         self.register_buffer("edges", edges.float().clone())
-        self.register_buffer("sums", torch.zeros(3, bins, dtype=torch.float64))  # decayed: count, loss, loss^2
+        self.register_buffer("moments", torch.zeros(3, bins))  # decayed count, mean loss, mean squared loss
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
-        self.register_buffer("skipped", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("bad_run", torch.zeros((), dtype=torch.int64))
         self.edges: Tensor
-        self.sums: Tensor
+        self.moments: Tensor
         self.counts: Tensor
-        self.skipped: Tensor
-        self.bad_run: Tensor
 
-    def update(self, u: Tensor, losses: Tensor) -> None:
+    def update(self, u: Tensor, losses: Tensor) -> Tensor:
         """Take in one step's losses of this rank; a collective call, without a host synchronisation."""
         finite = torch.isfinite(losses)
         losses = wide(torch.where(finite, losses, 0.0))
         which = torch.bucketize(u, self.edges[1:-1], right=True)
-        member = (which[:, None] == torch.arange(self.sums.shape[1], device=u.device)) & finite[:, None]
+        member = (which[:, None] == torch.arange(self.moments.shape[1], device=u.device)) & finite[:, None]
         rows = torch.stack([torch.ones_like(losses), losses, losses**2])
         batch = rows @ member.to(rows.dtype)  # a product, not a scatter: the same bits in every run
         bad = (~finite).sum().to(rows.dtype).expand(1, batch.shape[1])
         batch = distributed.gather_sum(torch.cat([batch, bad]))
-        batch, bad_count = batch[:3], batch[3, 0].long()
-        seen = batch[0] > 0
-        self.sums.copy_(torch.where(seen, self.sums * self.decay + batch, self.sums))
+        batch, bad_count = batch[:3].to(self.moments.dtype), batch[3, 0].long()
+        n, past = batch[0], self.moments[0] * self.decay
+        updated = self.moments[1:] + (batch[1:] - n * self.moments[1:]) / (past + n).clamp(min=1e-30)
+        self.moments.copy_(torch.where(n > 0, torch.cat([(past + n)[None], updated]), self.moments))
         self.counts += batch[0].long()
-        self.skipped += bad_count
-        self.bad_run.copy_(torch.where(bad_count > 0, self.bad_run + 1, 0))
+        return bad_count
 
     @property
     def seen(self) -> Tensor:
@@ -82,8 +102,8 @@ class RunningLoss(nn.Module):
         return self._moment(2)
 
     def _moment(self, row: int) -> Tensor:
-        everywhere = self.sums[row].sum() / self.sums[0].sum().clamp(min=1e-30)
-        return torch.where(self.seen, self.sums[row] / self.sums[0].clamp(min=1e-30), everywhere)
+        everywhere = (self.moments[0] * self.moments[row]).sum() / self.moments[0].sum().clamp(min=1e-30)
+        return torch.where(self.seen, self.moments[row], everywhere)
 
 
 class Monitor(nn.Module):
@@ -99,11 +119,14 @@ class Monitor(nn.Module):
         if snapshots < 2:
             raise ValueError(f"snapshots must be >= 2, got {snapshots}")
         self.running = RunningLoss(even_edges(bins), decay)
+        self.skipped = Skipped()
         self.snapshots = snapshots
-        self.register_buffer("weights", torch.zeros(3, dtype=torch.float64))  # n, sum w, sum w^2
+        self.register_buffer("weights", torch.zeros(2))  # running means of w and w^2
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self.register_buffer("densities", torch.zeros(snapshots, bins))
         self.register_buffer("steps", torch.full((snapshots,), -1, dtype=torch.int64))
         self.weights: Tensor
+        self.batches: Tensor
         self.densities: Tensor
         self.steps: Tensor
         self.kept = 0
@@ -115,10 +138,11 @@ class Monitor(nn.Module):
         """Take in one step; moves itself to the device of the losses."""
         if self.weights.device != losses.device:
             self.to(losses.device)
-        self.running.update(draw.u, losses.detach().float())
+        self.skipped.count(self.running.update(draw.u, losses.detach().float()))
         weight = wide(draw.weight)
-        batch = torch.stack([weight.new_full((), len(weight)), weight.sum(), (weight**2).sum()])
-        self.weights += distributed.gather_sum(batch)
+        n, total, squares = distributed.gather_sum(torch.stack([torch.ones_like(weight), weight, weight**2]).sum(1))
+        self.batches += 1
+        self.weights += (torch.stack([total, squares]) / n - self.weights) / self.batches
 
     @torch.no_grad()
     def snapshot(self, sampler: Any, x0: Tensor | None = None) -> None:
@@ -140,8 +164,8 @@ class Monitor(nn.Module):
     @property
     def effective_share(self) -> Tensor:
         """Effective sample size over the number of samples, over all of training: 1 without importance weights."""
-        n, total, squares = self.weights
-        return total**2 / (n * squares).clamp(min=1e-30)
+        mean, square = self.weights
+        return mean**2 / square.clamp(min=1e-30)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything as numpy arrays; `density` has a row for each snapshot, taken at the steps in `step`."""
@@ -152,7 +176,7 @@ class Monitor(nn.Module):
             "loss": torch.where(running.seen, running.mean(), torch.nan),
             "loss2": torch.where(running.seen, running.second_moment(), torch.nan),
             "effective_share": self.effective_share,
-            "skipped": running.skipped,
+            "skipped": self.skipped.total,
             "density": self.densities[: self.kept],
             "step": self.steps[: self.kept],
         }

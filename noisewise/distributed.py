@@ -64,11 +64,11 @@ def from_first_rank(tensor: Tensor) -> Tensor:
     return shared.to(tensor.device)
 
 
-def any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set on some rank."""
+def largest(number: int, device: torch.device) -> int:
+    """The largest of the ranks' numbers."""
     if world_size() == 1:
-        return flag
-    return bool(gather_sum(torch.tensor([int(flag)], device=device)) > 0)
+        return number
+    return int(gather_rows(torch.tensor([number], device=device)).max())
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -5,13 +5,16 @@ before and after: both evaluations start from the same random state.
 """
 
 import random
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from noisewise import distributed
 
 
 @contextmanager
@@ -64,15 +67,71 @@ def set_aside_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def without_gradient_sync(model: nn.Module) -> AbstractContextManager[Any]:
-    """For a DDP model: forward and backward without the all-reduce; nothing for other models."""
-    no_sync = getattr(model, "no_sync", None)
-    return no_sync() if no_sync is not None else nullcontext()
-
-
 def check_evaluation(losses: Any, expected: Tensor) -> Tensor:
     """What `loss_at(rows, u)` returned, if it is one finite-typed loss for each u."""
     if not isinstance(losses, Tensor) or losses.shape != expected.shape:
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(f"loss_at(rows, u) must return one loss for each u, {tuple(expected.shape)}, got {got}")
     return losses.float()
+
+
+@torch.no_grad()
+def evaluate(
+    loss_at: Callable[[Any, Tensor], Any], rows: Tensor, u: Tensor, *, chunk: int, seed: int, model: nn.Module | None
+) -> Tensor:
+    """The losses of those rows at those u, in calls of exactly `chunk` samples (the last is filled up and cut off).
+
+    One seed gives one noise and one dropout, so a difference between two calls is due to the parameters alone; the caller's
+    random state and the model's buffers stay as they were. All ranks make the same number of calls.
+    """
+    n = len(u)
+    calls = distributed.largest(-(-n // chunk), u.device)
+    wrapped = torch.arange(calls * chunk, device=u.device) % n
+    rows, u = rows[wrapped], u[wrapped]
+    with preserved_random_state(seed), preserved_buffers(model):
+        parts = [check_evaluation(loss_at(r, v), v) for r, v in zip(rows.split(chunk), u.split(chunk), strict=True)]
+    return torch.cat(parts)[:n]
+
+
+def check_pairing(once: Tensor, again: Tensor) -> None:
+    """Warn if the same rows and u gave other losses the second time: a generator of the caller's own is not rewound."""
+    difference = float((again - once).abs().mean() / once.abs().mean().clamp(min=1e-12))
+    if difference > 1e-3:
+        warnings.warn(
+            f"loss_at gave losses that differ by {difference:.1%} on the same rows and u: its noise does not come from the "
+            "global random state of torch, numpy or Python, so changes cannot be told from noise. Draw noise with "
+            "torch.randn_like, or fix it for the batch before the step",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+class Snapshot:
+    """Parameters, buffers and optimizer state, to be put back bit for bit after a trial."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+        for group in optimizer.param_groups:
+            tensors.update({id(parameter): parameter for parameter in group["params"]})
+        self.tensors = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
+        self.state = {
+            parameter: {key: value.clone() if isinstance(value, Tensor) else value for key, value in entries.items()}
+            for parameter, entries in optimizer.state.items()
+        }
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back; may be called more than once."""
+        for tensor, value in self.tensors:
+            tensor.copy_(value)
+        for parameter in list(self.optimizer.state):
+            if parameter not in self.state:
+                del self.optimizer.state[parameter]
+                continue
+            entries = self.optimizer.state[parameter]
+            for key, value in self.state[parameter].items():
+                if isinstance(value, Tensor):
+                    entries[key].copy_(value)
+                else:
+                    entries[key] = value

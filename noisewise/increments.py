@@ -31,7 +31,7 @@ def scaled_variance_increment(process: Process) -> Tensor:
 
 
 def vanishing_point(process: Process, threshold: float = 1e-4) -> int:
-    """tau: the first timestep after which the increment of sqrt(1 - abar) stays below the threshold (as for T = 1,000)."""
+    """tau: the timestep from which on the increment of sqrt(1 - abar) stays below the threshold (given for T = 1,000)."""
     increment = gradient(noise_share(process).sqrt()) * (process.steps or GRID) / 1000
     changing = torch.nonzero(increment >= threshold)
     return int(changing[-1]) + 1 if len(changing) else len(increment)

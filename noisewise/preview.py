@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from noisewise.diagnostics import mean_density
-from noisewise.objective import Objective, Prediction
+from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers import Sampler
 from noisewise.weighting import NoWeight, Weighting
@@ -15,7 +15,10 @@ from noisewise.weighting import NoWeight, Weighting
 
 @dataclass(frozen=True)
 class Preview:
-    """Curves over equal intervals of u; p, w and pw have mean 1 over u (w over what is drawn)."""
+    """Curves over equal intervals of u; p and pw have mean 1 over u.
+
+    `pw` is the objective that is really trained: p times w times the sampler's importance weight.
+    """
 
     u: np.ndarray
     time: np.ndarray
@@ -65,18 +68,20 @@ def preview(
     weighting: Weighting | None,
     process: Process,
     *,
-    prediction: Prediction = "eps",
+    objective: Objective | None = None,
     bins: int | None = None,
     title: str = "",
 ) -> Preview:
     """The curves p, w and p·w of a sampler and a weighting (of the eps-loss) on a process, before any training."""
     bins = bins or min(process.steps or 500, 1000)
     u = (torch.arange(bins) + 0.5) / bins
-    p = mean_density(sampler, bins).cpu()
-    w = (weighting or NoWeight())(Objective(process, prediction), u)
+    density = mean_density(sampler, bins)
+    p, correction = density.cpu(), sampler._weight(density, None).cpu()
+    w = (weighting or NoWeight())(objective or Objective(process), u)
     if bool((w < 0).any()):
         raise ValueError(f"this weighting is negative at u = {float(u[w.argmin()]):.3f}; a loss weight must not be")
-    w = w / (p * w).mean().clamp(min=1e-30)
+    corrected = p * correction
+    w = w / (corrected * w).mean().clamp(min=1e-30)
     log_snr, rate = process.log_snr(u), process.log_snr_rate(u)
-    curves = {"u": u, "time": process.time(u), "log_snr": log_snr, "log_snr_rate": rate, "p": p, "w": w, "pw": p * w}
+    curves = {"u": u, "time": process.time(u), "log_snr": log_snr, "log_snr_rate": rate, "p": p, "w": w, "pw": corrected * w}
     return Preview(**{name: curve.double().numpy() for name, curve in curves.items()}, title=title)

@@ -29,6 +29,7 @@ from torch import Tensor
 class Process(ABC):
     """What every noising process offers; u runs from the least noise (0) to the most (1)."""
 
+    name = ""  # its name in PROCESSES, if it has one
     steps: int | None = None  # the number of discrete timesteps, None in continuous time
 
     @abstractmethod
@@ -109,9 +110,11 @@ class DDPM(Process):
 
     Args:
         betas: noise variances beta_t, T of them, each in (0, 1]; a last beta of 1 means zero terminal SNR.
+        name: the schedule's name, for those with settings of their own.
     """
 
-    def __init__(self, betas: Tensor) -> None:
+    def __init__(self, betas: Tensor, name: str = "") -> None:
+        self.name = name
         betas = torch.as_tensor(betas).detach().double().cpu()
         if betas.ndim != 1 or len(betas) == 0:
             raise ValueError(f"betas must be a vector of at least one value, got shape {tuple(betas.shape)}")
@@ -137,19 +140,19 @@ class DDPM(Process):
     @classmethod
     def linear(cls, steps: int = 1000, beta_start: float = 1e-4, beta_end: float = 0.02) -> "DDPM":
         """Ho et al. 2020: betas evenly spaced."""
-        return cls(torch.linspace(beta_start, beta_end, _at_least_one(steps), dtype=torch.float64))
+        return cls(torch.linspace(beta_start, beta_end, _at_least_one(steps), dtype=torch.float64), "linear")
 
     @classmethod
     def quadratic(cls, steps: int = 1000, beta_start: float = 1e-4, beta_end: float = 0.02) -> "DDPM":
         """Square roots of the betas evenly spaced (diffusers' "scaled_linear")."""
-        return cls(torch.linspace(beta_start**0.5, beta_end**0.5, _at_least_one(steps), dtype=torch.float64) ** 2)
+        return cls(torch.linspace(beta_start**0.5, beta_end**0.5, _at_least_one(steps), dtype=torch.float64) ** 2, "quadratic")
 
     @classmethod
     def cosine(cls, steps: int = 1000, offset: float = 0.008, max_beta: float = 0.999) -> "DDPM":
         """Nichol & Dhariwal 2021, Eq. 17."""
         t = torch.arange(_at_least_one(steps) + 1, dtype=torch.float64) / steps
         bar = torch.cos((t + offset) / (1 + offset) * math.pi / 2) ** 2
-        return cls((1 - bar[1:] / bar[:-1]).clamp(max=max_beta))
+        return cls((1 - bar[1:] / bar[:-1]).clamp(max=max_beta), "cosine")
 
     @classmethod
     def from_alphas_cumprod(cls, alphas_cumprod: Tensor) -> "DDPM":
@@ -238,6 +241,8 @@ def _edges_between(log_snr: Tensor) -> Tensor:
 class VP(Process):
     """Song et al. 2021: beta(t) = beta_min + t (beta_max - beta_min) in continuous time, t = eps + u (1 - eps)."""
 
+    name = "vp"
+
     def __init__(self, beta_min: float = 0.1, beta_max: float = 20.0, eps: float = 1e-5, time_scale: float = 1.0) -> None:
         if not 0 <= beta_min < beta_max or not 0 <= eps < 1:
             raise ValueError(f"VP needs 0 <= beta_min < beta_max and 0 <= eps < 1, got {beta_min}, {beta_max}, {eps}")
@@ -278,6 +283,8 @@ class VP(Process):
 class VE(Process):
     """Song et al. 2021: alpha = 1, sigma geometric from sigma_min to sigma_max."""
 
+    name = "ve"
+
     def __init__(self, sigma_min: float = 0.01, sigma_max: float = 50.0) -> None:
         if not 0 < sigma_min < sigma_max:
             raise ValueError(f"VE needs 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
@@ -308,6 +315,8 @@ class EDM(Process):
     """Karras et al. 2022: alpha = 1, ln sigma ~ N(mean, std^2); u is its quantile, kept inside [tail, 1 - tail]."""
 
     tail = 1e-6  # Phi^-1 is infinite at 0 and 1; at 1e-6 it is -4.75
+
+    name = "edm"
 
     def __init__(self, mean: float = -1.2, std: float = 1.2) -> None:
         if not std > 0:
@@ -340,6 +349,8 @@ class EDM(Process):
 
 class Flow(Process):
     """Rectified flow: x_t = (1 - t) x0 + t noise with t = u; `time_scale=1000` for models fed t * 1000 (SD3, Flux)."""
+
+    name = "flow"
 
     def __init__(self, time_scale: float = 1.0) -> None:
         if not time_scale > 0:

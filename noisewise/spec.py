@@ -5,20 +5,22 @@
     speed:k=5+change_aware               both
     lognormal+minsnr:gamma=5             both, with a setting
     mix:of=(speed:k=5),floor=0.1         a sampler made of samplers, in brackets
-    adaptive+minsnr                      a learning sampler; its target is the weighting unless it names its own
+    adaptive+minsnr                      a learning sampler; its target is the weighting unless it names one of its own
 
 Grammar: term ("+" term)*, term = name [":" key=value ("," key=value)*], value = number | true | false | none | word | (spec).
 """
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from noisewise.objective import Prediction
+from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers import SAMPLERS, Sampler
+from noisewise.samplers.learning import Learner
 from noisewise.weighting import WEIGHTINGS, NoWeight, Product, Weighting
 
 
@@ -41,19 +43,19 @@ class Recipe:
     weighting: Weighting
 
 
-def build(spec: str, process: Process, *, prediction: Prediction = "eps", **common: Any) -> Recipe:
+def build(spec: str, process: Process, *, objective: Objective | None = None, **common: Any) -> Recipe:
     """Make the sampler and the weighting that a spec string names.
 
     Args:
         spec: see this module's documentation.
         process: the noising process.
-        prediction: what the model predicts, for samplers with a target.
+        objective: what the losses measure, for samplers with a target; the eps-loss if absent.
         common: settings for the outermost sampler that the spec does not give, such as seed=1.
     """
     sampler_term, weighting = _terms(spec)
-    inherited: dict[str, Any] = {"prediction": prediction}
+    inherited: dict[str, Any] = {"objective": objective}
     if not isinstance(weighting, NoWeight):
-        inherited["target"] = weighting
+        inherited["weighting"] = weighting
     return Recipe(spec, _sampler(sampler_term or Term("uniform", {}), process, common, inherited), weighting)
 
 
@@ -84,11 +86,11 @@ def _terms(spec: str) -> tuple[Term | None, Weighting]:
 
 
 def _sampler(term: Term, process: Process, common: dict[str, Any], inherited: dict[str, Any]) -> Sampler:
-    """A sampler; the samplers inside it inherit the recipe's prediction and, if they learn, its target."""
+    """A sampler; the samplers inside it inherit the recipe's objective and, if they learn, its weighting."""
     maker = SAMPLERS[term.name]
     accepted = _parameters(maker)
     settings = {**{key: value for key, value in inherited.items() if key in accepted}, **common}
-    inner = {key: text for key, text in term.options.items() if key in SAMPLER_SETTINGS and key in accepted}
+    inner = {key: text for key, text in term.options.items() if key in accepted and Sampler in _kinds(accepted[key])}
     plain = Term(term.name, {key: text for key, text in term.options.items() if key not in inner})
     settings.update(_plain_settings(plain, maker))
     for key, text in inner.items():
@@ -125,7 +127,7 @@ def _split(text: str, separator: str, spec: str) -> list[str]:
         depth += (character == "(") - (character == ")")
         if depth < 0:
             break
-        if character == separator and depth == 0:
+        if character == separator and depth == 0 and not _in_number(text, i):
             parts.append(text[start:i])
             start = i + 1
     if depth:
@@ -133,25 +135,34 @@ def _split(text: str, separator: str, spec: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-SAMPLER_SETTINGS = ("of", "start", "end", "first", "then")
-WEIGHTING_SETTINGS = ("weight", "target")
-TEXT_SETTINGS = ("correction", "draws", "file", "shape", "over", "estimator", "variance", "prediction", "policy", "selection")
+def _in_number(text: str, i: int) -> bool:
+    """Whether the + at i belongs to a number such as 1e+3."""
+    return text[i] == "+" and re.search(r"=[\d.]*\d[\d.]*[eE]$", text[:i]) is not None and text[i + 1 : i + 2].isdigit()
+
+
+NOT_AS_TEXT = ("objective", "values", "weighting")
+"""Settings that only Python can give, or that follow from the rest of the spec."""
 
 
 def _plain_settings(term: Term, maker: Callable[..., Any]) -> dict[str, Any]:
     accepted = _parameters(maker)
     settings = {}
     for key, text in term.options.items():
-        if key not in accepted:
-            raise _unknown(f"setting of {term.name}", key, accepted, term.name)
-        settings[key] = _value(key, text)
+        if key not in accepted or key in NOT_AS_TEXT:
+            raise _unknown(f"setting of {term.name}", key, set(accepted) - set(NOT_AS_TEXT), term.name)
+        settings[key] = _value(key, text, _kinds(accepted[key]))
     return settings
 
 
-def _value(key: str, text: str) -> Any:
-    if key in WEIGHTING_SETTINGS:
+def _kinds(parameter: inspect.Parameter) -> tuple[Any, ...]:
+    """The types a setting may have."""
+    return get_args(parameter.annotation) or (parameter.annotation,)
+
+
+def _value(key: str, text: str, kinds: tuple[Any, ...]) -> Any:
+    if Weighting in kinds:
         return build_weighting(_unbracketed(text))
-    if key in TEXT_SETTINGS:
+    if str in kinds:
         return text
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
@@ -169,7 +180,8 @@ def _unbracketed(text: str) -> str:
 
 
 def _call(term: Term, maker: Callable[..., Any], positional: list[Any], settings: dict[str, Any]) -> Any:
-    missing = [name for name, required in _parameters(maker).items() if required and name not in settings]
+    required = [name for name, parameter in _parameters(maker).items() if parameter.default is parameter.empty]
+    missing = [name for name in required if name not in settings]
     if missing:
         raise SpecError(f"{term.name} needs {', '.join(missing)}, as in {term.name}:{missing[0]}=...")
     try:
@@ -178,18 +190,19 @@ def _call(term: Term, maker: Callable[..., Any], positional: list[Any], settings
         raise SpecError(f"{term.name}: {error}") from error
 
 
-def _parameters(maker: Callable[..., Any]) -> dict[str, bool]:
-    """The settings a sampler or weighting takes, each with whether it must be given."""
-    target = getattr(maker, "func", maker)  # a functools.partial has its class there
-    sources: list[Callable[..., Any]] = [target, *getattr(target, "option_sources", list)()]
-    if inspect.isclass(target) and issubclass(target, Sampler):
-        sources.append(Sampler)
-    accepted: dict[str, bool] = {}
+def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The settings a sampler or weighting takes."""
+    target: Any = getattr(maker, "func", maker)  # a functools.partial has its class there
+    if not inspect.isclass(target):
+        target = inspect.signature(target).return_annotation  # a preset takes what the class it returns takes
+    sources: list[Any] = [target, *getattr(target, "option_sources", list)()]
+    sources += [base for base in (Learner, Sampler) if issubclass(target, base)]
+    accepted: dict[str, inspect.Parameter] = {}
     collected = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     for source in sources:
-        for parameter in inspect.signature(source).parameters.values():
-            if parameter.name not in ("process", "edges") and parameter.kind not in collected:
-                accepted.setdefault(parameter.name, parameter.default is parameter.empty)
+        for parameter in inspect.signature(source, eval_str=True).parameters.values():
+            if parameter.name not in ("process", "edges", "table") and parameter.kind not in collected:
+                accepted.setdefault(parameter.name, parameter)
     return accepted
 
 

@@ -87,6 +87,7 @@ class Product(Weighting):
         flat: list[nn.Module] = []
         for factor in factors:
             flat.extend(factor.factors if isinstance(factor, Product) else [factor])
+        flat = [factor for factor in flat if not isinstance(factor, NoWeight)] or [NoWeight()]
         self.factors: nn.ModuleList = nn.ModuleList(sorted(flat, key=lambda part: isinstance(part, Learned)))
 
     def forward(self, objective: Objective, u: Tensor) -> Tensor:
@@ -222,8 +223,10 @@ def vlb_coefficients(process: DDPM, variance: str = "large") -> Tensor:
     if variance == "small":
         spread = beta * (1 - before) / (1 - bar)
         spread = torch.cat([spread[1:2] if len(spread) > 1 else beta[:1], spread[1:]])
-    alpha = (1 - beta).clamp(min=1e-12)  # zero terminal SNR: alpha_T = 0 makes eps-prediction meaningless, not infinite
-    return beta**2 / (2 * spread * alpha * (1 - bar))
+    c = beta**2 / (2 * spread * (1 - beta) * (1 - bar))
+    if torch.isinf(c[-1]):  # zero terminal SNR: the eps-loss says nothing there, and its weight is its neighbour's
+        c[-1] = c[-2] if len(c) > 1 else 1.0
+    return c
 
 
 def clip_to_mean(values: Tensor, clip: float) -> Tensor:

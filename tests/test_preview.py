@@ -52,7 +52,7 @@ def test_min_snr_weight_in_numpy():
 def test_the_weight_is_that_of_the_eps_loss():
     process = DDPM.linear()
     bar = process.alphas_cumprod.numpy()
-    curves = preview(Uniform(process), None, process, prediction="x0")
+    curves = preview(Uniform(process), None, process, objective=Objective(process, "x0"))
     expected = (1 - bar) / bar
     np.testing.assert_allclose(curves.w, expected / expected.mean(), rtol=1e-4)
 
@@ -76,10 +76,27 @@ def test_logit_normal_density_is_scipys():
 @pytest.mark.parametrize("name", WEIGHTINGS)
 def test_the_objective_has_mean_one(name):
     process = DDPM.cosine()
-    curves = preview(Beta(process, 2.0, 3.0), WEIGHTINGS[name](), process, prediction="v")
+    curves = preview(Beta(process, 2.0, 3.0), WEIGHTINGS[name](), process, objective=Objective(process, "v"))
     assert curves.p.mean() == pytest.approx(1, rel=1e-4)
     assert curves.pw.mean() == pytest.approx(1, rel=1e-4)
     assert np.isfinite(curves.w).all()
+
+
+@pytest.mark.parametrize("sampler", [LogitNormal, Beta, SpeeD])
+def test_an_unbiased_sampler_trains_the_weighting_alone(sampler):
+    process = DDPM.linear()
+    corrected = preview(sampler(process, correction="unbiased"), None, process)
+    np.testing.assert_allclose(corrected.pw, 1, rtol=1e-4)
+    np.testing.assert_allclose(corrected.p, preview(sampler(process), None, process).p)
+    weighted = preview(sampler(process, correction="unbiased"), MinSNR(), process)
+    np.testing.assert_allclose(weighted.pw, preview(Uniform(process), MinSNR(), process).pw, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("correction", "power"), [("none", 1), ("tempered(0.5)", 0.5), ("tempered(1)", 0)])
+def test_the_objective_includes_the_importance_weight(correction, power):
+    curves = preview(Beta(Flow(), 2.0, 2.0, correction=correction), None, Flow(), bins=1000)
+    expected = curves.p**power
+    np.testing.assert_allclose(curves.pw, expected / expected.mean(), rtol=1e-4)
 
 
 def test_quantiles_of_uniform():

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from noisewise.objective import Objective
 from noisewise.processes import DDPM
-from noisewise.samplers import SAMPLERS, AdaptiveSampler, LogitNormal, Mix, Product, SpeeD, Switch, Uniform
+from noisewise.samplers import SAMPLERS, AdaptiveSampler, LogitNormal, Mix, Product, Sampler, SpeeD, Switch, Uniform
+from noisewise.samplers.learning import Learner
 from noisewise.spec import SpecError, Term, build, build_weighting, parse
-from noisewise.weighting import WEIGHTINGS, ChangeAware, Learned, MinSNR, NoWeight
+from noisewise.weighting import WEIGHTINGS, ChangeAware, Learned, MinSNR, NoWeight, Weighting
 
 DOCUMENTED = [
     "uniform",
@@ -84,6 +85,48 @@ def test_values_have_types():
     assert build("lognormal:mean=-0.5", process()).sampler.mean == -0.5
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e+3", 1000), ("1E+3", 1000), ("2.5e+1", 25), (".5e+1", 5), ("5.e+0", 5), ("1e3", 1000), ("1e-3", 1e-3)],
+)
+def test_numbers_with_an_exponent(text, value):
+    recipe = build(f"switch:first=(speed:k={text}+none),then=uniform,at=3+minsnr:gamma={text}+p2", process())
+    assert recipe.sampler.first.k == value
+    expected = weights_of(MinSNR(value)) * weights_of(WEIGHTINGS["p2"]())
+    torch.testing.assert_close(weights_of(recipe.weighting), expected)
+
+
+def test_the_types_of_settings_are_read_from_their_annotations(monkeypatch):
+    class Own(Uniform):
+        def __init__(
+            self,
+            process,
+            *,
+            word: str = "a",
+            path: str | None = None,
+            inner: Sampler | None = None,
+            by: Weighting | None = None,
+            number: float = 0.0,
+            plain=1,
+            **common,
+        ):
+            super().__init__(process, **common)
+            self.word, self.path, self.inner, self.by, self.number, self.plain = word, path, inner, by, number, plain
+
+    monkeypatch.setitem(SAMPLERS, "own", Own)
+    sampler = build("own:word=5,path=b.npy,inner=(speed:k=3),by=(minsnr:gamma=2+p2),number=4,plain=7", process()).sampler
+    assert (sampler.word, sampler.path, sampler.number, sampler.plain) == ("5", "b.npy", 4, 7)
+    assert isinstance(sampler.inner, SpeeD)
+    torch.testing.assert_close(weights_of(sampler.by), weights_of(MinSNR(2.0)) * weights_of(WEIGHTINGS["p2"]()))
+    for wrong, message in [
+        ("number=b", "expected a number"),
+        ("inner=minsnr", "a sampler alone"),
+        ("by=speed", "names the sampler"),
+    ]:
+        with pytest.raises(SpecError, match=message):
+            build(f"own:{wrong}", process())
+
+
 def test_settings_of_the_spec_go_before_common_ones():
     assert build("uniform:seed=5", process(), seed=1).sampler.seed == 5
     assert build("uniform", process(), seed=1, draws="antithetic").sampler.draws == "antithetic"
@@ -132,27 +175,138 @@ def test_product_takes_a_weighting():
 
 def test_product_knows_the_prediction():
     u = (torch.arange(100) + 0.5) / 100
-    sampler = build("product:of=uniform,weight=minsnr", process(), prediction="v").sampler
+    sampler = build("product:of=uniform,weight=minsnr", process(), objective=Objective(process(), "v")).sampler
     expected = MinSNR().weights(Objective(process(), "v"), u)
     torch.testing.assert_close(sampler.density(u), expected / expected.mean(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("spec", "correction"),
+    [
+        ("product:of=(lognormal:correction=clipped(5)),weight=minsnr", "clipped(5)"),
+        ("product:of=(lognormal:correction=unbiased),weight=minsnr,correction=none", "none"),
+        ("product:of=uniform,weight=minsnr", "none"),
+    ],
+)
+def test_product_corrects_as_its_sampler_does(spec, correction):
+    assert str(build(spec, process()).sampler.correction) == correction
+
+
+@pytest.mark.parametrize("name", ["adaptive", "loss_adaptive", "loss_moment", "gradient_variance"])
+@pytest.mark.parametrize("combinator", ["shift:of={}", "mix:of=(shift:of={})", "product:of={},weight=minsnr"])
+def test_some_samplers_take_fixed_densities_only(combinator, name):
+    with pytest.raises(ValueError, match=r"takes a fixed density, but .* changes during training"):
+        build(combinator.format(f"({name})"), process())
+
+
+def test_a_curriculum_of_two_learning_parts_is_refused():
+    with pytest.raises(ValueError, match="only one of a curriculum's two parts may change"):
+        build("curriculum:start=adaptive,end=loss_moment", process())
+    build("curriculum:start=adaptive,end=lognormal,correction=unbiased", process())
+    build("curriculum:start=lognormal,end=adaptive,correction=unbiased", process())
+
+
+def train(sampler, steps, loss_of=lambda u: 1 + 5 * u):
+    for _ in range(steps):
+        draw = sampler.sample(64)
+        with sampler.observe(draw, loss_of(draw.u)):
+            pass
+
+
+def test_the_warm_up_of_a_part_begins_with_its_turn():
+    learning = "loss_adaptive:warmup=20,every=1,strata=4"
+    sampler = build(f"switch:first=uniform,then=({learning}),at=30", process()).sampler
+    u = torch.linspace(0.05, 0.95, 19)
+    train(sampler, 30)
+    assert (sampler.step, sampler.first.step, sampler.then.step) == (30, 30, 0)
+    train(sampler, 19)
+    assert (sampler.step, sampler.first.step, sampler.then.step) == (49, 30, 19)
+    torch.testing.assert_close(sampler.density(u), torch.ones(19))
+    train(sampler, 1)
+    assert sampler.density(u).max() > 1.1
+
+
+@pytest.mark.parametrize(("steps", "strata"), [(100, 7), (10, 3), (10, 4), (1000, 17), (100, 1000), (3, 20), (1, 5)])
+def test_strata_never_cut_a_timestep(steps, strata):
+    schedule = DDPM.linear(steps)
+    sampler = build(f"adaptive:strata={strata},over=u,warmup=0,every=1,floor=0", schedule).sampler
+    assert sampler.table.bins == min(strata, steps)
+    sampler.propose(torch.arange(1.0, sampler.table.bins + 1))
+    inside = torch.linspace(0.01, 0.99, 21)
+    density = sampler.density(((torch.arange(steps)[:, None] + inside) / steps).flatten()).view(steps, -1)
+    assert bool((density == density[:, :1]).all())
+    widths = (sampler.table.widths * steps).round()
+    assert widths.max() - widths.min() <= 1
+
+
 # Targets of learning samplers
 
+CLASSES = {name: getattr(maker, "func", maker) for name, maker in SAMPLERS.items()}
+LEARNING = [name for name, made in CLASSES.items() if isinstance(made, type) and issubclass(made, Learner)]
 
-@pytest.mark.parametrize("name", ["adaptive", "loss_adaptive"])
+
+def test_the_learning_samplers_are_known():
+    assert {"adaptive", "loss_adaptive", "loss_moment", "gradient_variance"} <= set(LEARNING)
+
+
+@pytest.mark.parametrize("name", LEARNING)
 def test_the_weighting_is_the_target(name):
-    recipe = build(f"{name}+minsnr:gamma=3", process(), prediction="v")
+    objective = Objective(process(), "v")
+    recipe = build(f"{name}+minsnr:gamma=3", process(), objective=objective)
     assert recipe.sampler.target is recipe.weighting
-    assert recipe.sampler.objective.prediction == "v"
+    assert recipe.sampler.objective is objective
+    assert build(name, process()).sampler.objective.prediction == "eps"
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_the_target_is_not_part_of_the_state(name):
+    with_target, without = build(f"{name}+learned", process()).sampler, build(name, process()).sampler
+    assert isinstance(with_target.target, Learned)
+    assert list(with_target.state_dict()) == list(without.state_dict())
+    assert not list(with_target.parameters())
+
+
+@pytest.mark.parametrize(
+    "objective", [None, Objective(process(), "v"), Objective(process(), "x0", "l1")], ids=["none", "v", "l1"]
+)
+@pytest.mark.parametrize(
+    "spec", ["loss_moment:bins=4,history=2", "adaptive:warmup=0,every=1,strata=4", "loss_adaptive:warmup=0,every=1,strata=4"]
+)
+def test_a_target_is_as_if_the_losses_had_been_weighted(spec, objective):
+    told, weighted = build(f"{spec}+minsnr", process(), objective=objective).sampler, build(spec, process()).sampler
+    train(told, 20)
+    train(weighted, 20, lambda u: MinSNR().weights(objective or Objective(process()), u) * (1 + 5 * u))
+    u = torch.linspace(0.05, 0.95, 19)
+    torch.testing.assert_close(told.density(u), weighted.density(u), rtol=1e-5, atol=1e-6)
+    assert told.density(u).max() > 1.2
+
+
+def test_the_target_weights_the_gradients_that_are_compared():
+    def learn(spec, weight):
+        sampler, parameter = build(f"gradient_variance:strata=4,every=1,rows=8{spec}", process()).sampler, torch.ones(1)
+        model = torch.nn.Module()
+        model.parameter = torch.nn.Parameter(parameter)
+        sampler.attach(model)
+        noise = torch.randn(16, generator=torch.Generator().manual_seed(0))
+        for _ in range(8):
+            with sampler.observe(sampler.sample(16), None, lambda rows, u: model.parameter * noise[rows] * weight(u)):
+                pass
+        return sampler.density(torch.linspace(0.05, 0.95, 19))
+
+    told = learn("+p2", torch.ones_like)
+    torch.testing.assert_close(told, learn("", lambda u: WEIGHTINGS["p2"]().weights(Objective(process()), u)))
+    assert (told - learn("", torch.ones_like)).abs().max() > 0.2
 
 
 def test_a_target_of_its_own_goes_first():
     recipe = build("adaptive:target=(vlb:clip=4)+minsnr", process())
     assert (recipe.sampler.target.clip, type(recipe.weighting)) == (4, MinSNR)
+    u = torch.linspace(0.05, 0.95, 19)
+    torch.testing.assert_close(recipe.sampler.on_target(u, u), recipe.sampler.target(Objective(process()), u) * u)
+    torch.testing.assert_close(recipe.sampler.in_training(u, u), weights_of(MinSNR(), u) * u)
 
 
-@pytest.mark.parametrize("spec", ["adaptive", "adaptive+none"])
+@pytest.mark.parametrize("spec", ["adaptive", "adaptive+none", "loss_moment", "gradient_variance+none"])
 def test_no_weighting_no_target(spec):
     assert build(spec, process()).sampler.target is None
 
@@ -162,7 +316,7 @@ def test_no_weighting_no_target(spec):
     ["mix:of=adaptive,floor=0.1+minsnr", "switch:first=uniform,then=adaptive,at=5+minsnr", "mix:of=(mix:of=adaptive)+minsnr"],
 )
 def test_a_learning_sampler_inside_another_gets_target_and_prediction(spec):
-    recipe = build(spec, process(), prediction="v")
+    recipe = build(spec, process(), objective=Objective(process(), "v"))
     inner = next(module for module in recipe.sampler.modules() if isinstance(module, AdaptiveSampler))
     assert inner.objective.prediction == "v"
     assert isinstance(inner.target, MinSNR)
@@ -256,8 +410,9 @@ def test_parse_raises_nothing_but_spec_errors(text):
 
 
 words = st.text(alphabet="abcdefgh_123", min_size=1, max_size=6)
+names = words.filter(lambda word: not word[0].isdigit())  # of terms and settings; a:b=1e+2 is a number
 values = st.one_of(words, words.map(lambda word: f"({word}:x=1,y=2+{word})"))
-terms = st.builds(Term, words, st.dictionaries(words, values, max_size=3))
+terms = st.builds(Term, names, st.dictionaries(names, values, max_size=3))
 
 
 def written(term):

@@ -196,6 +196,19 @@ def test_vlb_clip_bounds_the_weight(make, clip):
     torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio), rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize("variance", ["large", "small"])
+def test_vlb_at_zero_terminal_snr_takes_its_neighbours_weight(variance):
+    process = zero_terminal()
+    c = vlb_coefficients(process, variance).numpy()
+    expected = direct_vlb(process, variance)
+    assert np.isinf(expected[-1])
+    np.testing.assert_allclose(c[1:-1], expected[1:-1], rtol=1e-10)
+    assert c[-1] == c[-2]
+    weights = VLB(variance)(Objective(process), (T + 0.5) / 1000)
+    assert weights[-1] == weights[-2]
+    assert weights.mean().item() == pytest.approx(1, rel=1e-4)
+
+
 def test_vlb_in_continuous_time_is_half_the_rate():
     process, u = VP(), (torch.arange(4096, dtype=torch.float64) + 0.5) / 4096
     weights = VLB(normalise=False)(Objective(process), u)
@@ -304,6 +317,23 @@ def test_products_multiply(prediction):
     expected = MinSNR()(objective, u) * P2()(objective, u) * Debiased()(objective, u)
     torch.testing.assert_close(product(objective, u), expected)
     torch.testing.assert_close(product.weighted(u, objective, u), objective.per_prediction(expected * u, u))
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+@pytest.mark.parametrize(
+    "compose", [lambda w: w * NoWeight(), lambda w: NoWeight() * w, lambda w: NoWeight() * (w * NoWeight())]
+)
+def test_none_is_neutral_in_a_product(compose, prediction):
+    objective, u = Objective(DDPM.linear(), prediction), inner()
+    for plain in (MinSNR(), Simple(), MinSNR() * P2()):
+        torch.testing.assert_close(compose(plain).weights(objective, u), plain.weights(objective, u))
+        torch.testing.assert_close(compose(plain).weighted(u, objective, u), plain.weighted(u, objective, u))
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_none_alone_stays_none_in_a_product(prediction):
+    objective, u = Objective(DDPM.linear(), prediction), inner()
+    torch.testing.assert_close((NoWeight() * NoWeight()).weighted(u, objective, u), u)
 
 
 def warm_learned():

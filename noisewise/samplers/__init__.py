@@ -1,9 +1,9 @@
-"""Timestep samplers. To add one: a file here, a card in docs/methods/, and a line in SAMPLERS."""
+"""Timestep samplers. CONTRIBUTING.md says how to add one."""
 
 from collections.abc import Callable
 from functools import partial
 
-from noisewise.samplers.adaptive import AdaptiveSampler
+from noisewise.samplers.adaptive import AdaptiveSampler, paper_celebahq, paper_cifar10, paper_imagenet
 from noisewise.samplers.base import Draw, LossAt, Sampler
 from noisewise.samplers.combine import Curriculum, Mix, Product, Shift, Switch
 from noisewise.samplers.correction import Correction, effective_sample_size
@@ -32,6 +32,9 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "loss_adaptive": partial(AdaptiveSampler, estimator="loss", strata=100, over="log_snr"),
     "gradient_variance": GradientVariance,
     "adaptive": AdaptiveSampler,
+    "paper_cifar10": paper_cifar10,
+    "paper_celebahq": paper_celebahq,
+    "paper_imagenet": paper_imagenet,
 }
 
 __all__ = [
@@ -58,4 +61,7 @@ __all__ = [
     "Table",
     "Uniform",
     "effective_sample_size",
+    "paper_celebahq",
+    "paper_cifar10",
+    "paper_imagenet",
 ]

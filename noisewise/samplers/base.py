@@ -39,11 +39,13 @@ class Draw:
     time: Tensor
     """What the model is fed: process.time(u)."""
     weight: Tensor
-    """What to multiply the loss by (1 without correction); mean 1 over the draws."""
+    """What to multiply the loss by (1 without correction)."""
     density: Tensor
     """q(u), the density the sample was drawn from."""
     x0: Tensor | None = None
     """The data the draw was conditioned on, kept only by samplers that learn from it."""
+    rows: int = 0
+    """How many of the samples, the last ones, `loss_at` can address: with gradient accumulation those of the last batch."""
 
     def effective_sample_size(self) -> Tensor:
         """How many equally weighted samples this batch is worth, as a tensor."""
@@ -58,7 +60,7 @@ class Draw:
             return draws[0]
         x0 = [draw.x0 for draw in draws if draw.x0 is not None]
         joined = {name: torch.cat([getattr(draw, name) for draw in draws]) for name in ("u", "time", "weight", "density")}
-        return Draw(**joined, x0=torch.cat(x0) if len(x0) == len(draws) else None)
+        return Draw(**joined, x0=torch.cat(x0) if len(x0) == len(draws) else None, rows=draws[-1].rows)
 
 
 class Sampler(nn.Module):
@@ -123,10 +125,9 @@ class Sampler(nn.Module):
         data = None if isinstance(x0, int) else x0
         if self.device != device:
             self.to(device)
-        u = self.quantile(self._uniforms(n, device, generator), data)
-        density = self.density(u, data)
+        u, density, weight = self._draw(self._uniforms(n, device, generator), data)
         self.micro += 1
-        return Draw(u, self.process.time(u), self._weight(density, data), density, self._kept(data))
+        return Draw(u, self.process.time(u), weight, density, self._kept(data), n)
 
     @contextmanager
     def observe(
@@ -136,7 +137,8 @@ class Sampler(nn.Module):
 
         Args:
             draw: what `sample` returned; with gradient accumulation the list of them.
-            losses: the per-sample losses at draw.u, before draw.weight; a list with gradient accumulation.
+            losses: the per-sample losses at draw.u, without draw.weight and without a loss weighting (learning samplers take
+                that as their target); a list with gradient accumulation.
             loss_at: evaluates losses of the (last) batch at other u: `loss_at(rows, u)`.
         """
         one_draw = draw if isinstance(draw, Draw) else Draw.cat(draw)
@@ -195,6 +197,12 @@ class Sampler(nn.Module):
             v = v.clamp(2.0**-24, 1 - 2.0**-24)
         return v[permutation(self._key(2, rank), n, device)]
 
+    def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """u, its density and its weight, for uniform numbers v."""
+        u = self.quantile(v, x0)
+        density = self.density(u, x0)
+        return u, density, self._weight(density, x0)
+
     def _weight(self, density: Tensor, x0: Tensor | None) -> Tensor:
         raw = self.correction.raw(density)
         return raw / self._mean_raw(x0) if self.correction.needs_mean else raw
@@ -216,9 +224,3 @@ class Sampler(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         self.step, self.micro, self.seed = (int(value) for value in state)
         self._mean_weight = None
-
-    def check_losses(self, losses: Tensor | None) -> Tensor:
-        """The losses, or an error that says why this sampler cannot do without them."""
-        if losses is None:
-            raise ValueError(f"{type(self).__name__} learns from the losses: call observe(draw, losses.detach(), ...)")
-        return losses

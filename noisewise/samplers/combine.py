@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisewise.objective import Objective, Prediction
+from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers.base import Draw, LossAt, Sampler
 from noisewise.samplers.correction import Correction
@@ -77,6 +77,8 @@ class Shift(Combined):
     """
 
     def __init__(self, process: Process, of: Sampler, shift: float = 3.0, **common: Any) -> None:
+        if not of.constant:
+            raise ValueError(f"shift takes a fixed density, but {type(of).__name__} changes during training")
         super().__init__(process, [of], **common)
         if not shift > 0:
             raise ValueError(f"shift must be positive, got {shift}")
@@ -100,14 +102,16 @@ class Product(Tabulated):
     With `correction="unbiased"` and the same weighting on the loss the objective keeps its weight, at a lower variance.
     """
 
-    def __init__(self, process: Process, of: Sampler, weight: Weighting, prediction: Prediction = "eps", **common: Any) -> None:
+    def __init__(
+        self, process: Process, of: Sampler, weight: Weighting, objective: Objective | None = None, **common: Any
+    ) -> None:
         if not of.constant:
             raise ValueError(f"product takes a fixed density, but {type(of).__name__} changes during training")
         bins = process.steps or BINS
         u = (torch.arange(bins) + 0.5) / bins
         with torch.no_grad():
-            mass = of.density(u) * weight.weights(Objective(process, prediction), u)
-        super().__init__(process, mass, **common)
+            mass = of.density(u) * weight.weights(objective or Objective(process), u)
+        super().__init__(process, mass, **{"correction": of.correction, **common})
 
 
 class Curriculum(Combined):
@@ -122,6 +126,8 @@ class Curriculum(Combined):
     ) -> None:
         super().__init__(process, [start, end], **common)
         self.constant = False
+        if not (start.constant or end.constant):
+            raise ValueError("only one of a curriculum's two parts may change by itself; use switch for one after the other")
         if steps < 1:
             raise ValueError(f"steps must be >= 1, got {steps}")
         if shape not in ("linear", "cosine"):
@@ -157,6 +163,11 @@ class Switch(Combined):
 
     def active(self) -> Sampler:
         return self.first if self.step < self.at else self.then
+
+    def advance(self) -> None:
+        active = self.active()
+        self.step, self.micro = self.step + 1, 0
+        active.advance()  # the other one's time, and so its warm-up, stands still
 
     def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
         return self.active().density(u, x0)

@@ -5,12 +5,13 @@ correction    weight                      the objective then is
 ============  ==========================  ===================================================================
 none          1                           the sampler *is* the weighting: E_q[loss]
 unbiased      1 / q                       exactly uniform's, E_u[loss], at the price of variance
-clipped(c)    min(1 / q, c), over its     between the two: no sample counts more than c times the mean
+clipped(c)    min(1 / q, c), over its     between the two: rare draws count at most c, before the division
               mean
 tempered(p)   q^-p, over its mean         none at p = 0, unbiased at p = 1
 ============  ==========================  ===================================================================
 
-Every weight has mean 1 over the draws, so a correction does not change the learning rate.
+Every weight has mean 1 over the draws, so a correction does not change the learning rate. (Where q is zero nothing is ever
+drawn, and no weight can make up for that: mix in a floor.)
 """
 
 import re

@@ -5,17 +5,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from noisewise import distributed
 from noisewise.feedback import check_evaluation, preserved_buffers, preserved_random_state, set_aside_gradients
 from noisewise.processes import Process
-from noisewise.samplers.base import Draw, LossAt, Sampler
+from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.histogram import Histogram
+from noisewise.samplers.learning import Learner
 from noisewise.samplers.random import stream_key, uniforms
 
 
-class GradientVariance(Sampler):
+class GradientVariance(Learner):
     """q proportional to Var[grad L_u] in strata of u. A known bad idea, kept as the paper's baseline.
 
     One stratum is measured every `every` steps, in turn: the gradients g1, g2 of two disjoint halves of m rows give the
@@ -24,8 +25,6 @@ class GradientVariance(Sampler):
 
     Needs `attach(model)` and `loss_at`.
     """
-
-    constant = False
 
     def __init__(
         self,
@@ -37,31 +36,17 @@ class GradientVariance(Sampler):
         floor: float = 0.01,
         **common: Any,
     ) -> None:
-        super().__init__(process, **common)
         if strata < 1 or every < 1 or rows < 1:
             raise ValueError(f"strata, every and rows must be >= 1, got {strata}, {every} and {rows}")
-        if not 0 <= floor <= 1 or not 0 <= decay < 1:
-            raise ValueError(f"floor must lie in [0, 1] and decay in [0, 1), got {floor} and {decay}")
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay must lie in [0, 1), got {decay}")
         strata = min(strata, process.steps or strata)
-        self.every, self.rows, self.decay, self.floor = every, rows, decay, floor
-        self.table = Histogram(torch.ones(strata))
+        super().__init__(process, Histogram(torch.ones(strata)), floor=floor, **common)
+        self.every, self.rows, self.decay = every, rows, decay
         self.register_buffer("variance", torch.zeros(strata))
         self.register_buffer("measured", torch.zeros(strata, dtype=torch.int64))
-        self.register_buffer("skipped", torch.zeros((), dtype=torch.int64))
         self.variance: Tensor
         self.measured: Tensor
-        self.skipped: Tensor
-        self._model: tuple[nn.Module, ...] = ()
-
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> "GradientVariance":
-        self._model = (model,)  # in a tuple: the model is not a part of the sampler
-        return self
-
-    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.density(u)
-
-    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.quantile(v)
 
     @contextmanager
     def feedback(self, draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> Iterator[None]:
@@ -71,7 +56,7 @@ class GradientVariance(Sampler):
             )
         yield
         if self.step % self.every == 0:
-            self._measure(len(draw.u), draw.u.device, loss_at)
+            self._measure(draw.rows, draw.u.device, loss_at)
 
     def _measure(self, batch: int, device: torch.device, loss_at: LossAt) -> None:
         stratum = (self.step // self.every) % self.table.bins
@@ -84,12 +69,15 @@ class GradientVariance(Sampler):
         gradients = []
         with preserved_random_state(), preserved_buffers(model), set_aside_gradients(parameters), torch.enable_grad():
             for half in (slice(0, rows), slice(rows, None)):
-                check_evaluation(loss_at(index[half], u[half]), u[half]).mean().backward()
+                losses = check_evaluation(loss_at(index[half], u[half]), u[half])
+                self.on_target(losses, u[half]).mean().backward()
                 gradients.append([parameter.grad for parameter in parameters])
                 for parameter in parameters:
                     parameter.grad = None
         with torch.no_grad():
             differences = [a - b for a, b in zip(*gradients, strict=True) if a is not None and b is not None]
+            if not differences:
+                raise RuntimeError("loss_at gave no gradient to any parameter of the attached model: attach the one it calls")
             squares = torch.stack([distributed.whole((d.float() ** 2).sum()) for d in differences]).sum()
             self._learn(stratum, squares * rows / 2)
 
@@ -97,12 +85,9 @@ class GradientVariance(Sampler):
         # With DDP both halves were averaged over ranks, which divides their variance by the number of ranks.
         variance = distributed.from_first_rank(variance * distributed.world_size())
         finite = torch.isfinite(variance)
-        self.skipped += (~finite).long()
+        self.skipped.count((~finite).long())
         decay = torch.where(self.measured[stratum] > 0, self.decay, 0.0)
         updated = self.variance[stratum] * decay + torch.where(finite, variance, 0.0) * (1 - decay)
         self.variance[stratum] = torch.where(finite, updated, self.variance[stratum])
         self.measured[stratum] += finite.long()
-        total = self.variance.sum()
-        share = torch.where(total > 0, self.variance / total.clamp(min=1e-30), 1 / self.table.bins)
-        mass = (1 - self.floor) * share + self.floor / self.table.bins
-        self.table.set(torch.where((self.measured > 0).all(), mass, torch.ones_like(mass)))
+        self.propose(torch.where((self.measured > 0).all(), self.variance, torch.ones_like(self.variance)))

@@ -64,3 +64,14 @@ class Histogram(nn.Module):
         inside = (target - (self.cumulative[index] - mass)) / mass.clamp(min=1e-30)
         short_of_edge = 1 - self.bins * 2.0**-22  # rounding must not carry u into the next timestep
         return self.edges[index] + inside.clamp(0, short_of_edge) * self.widths[index]
+
+
+def row_quantile(mass: Tensor, edges: Tensor, v: Tensor) -> Tensor:
+    """As `Histogram.quantile`, with a density of its own (a row of `mass`) for each v."""
+    cumulative = mass.cumsum(1)
+    target = (v * cumulative[:, -1])[:, None]
+    index = torch.searchsorted(cumulative, target, right=True).clamp(max=mass.shape[1] - 1)
+    hit = mass.gather(1, index)
+    inside = ((target - (cumulative.gather(1, index) - hit)) / hit.clamp(min=1e-30)).clamp(0, 1 - mass.shape[1] * 2.0**-22)
+    index, inside = index.squeeze(1), inside.squeeze(1)
+    return edges[index] + inside * (edges[index + 1] - edges[index])

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from noisewise import distributed
 from noisewise.processes import Process
-from noisewise.samplers.base import Draw, LossAt, Sampler
+from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.correction import Correction
 from noisewise.samplers.histogram import Histogram
+from noisewise.samplers.learning import Learner
 
 
-class LossMoment(Sampler):
+class LossMoment(Learner):
     """q_t proportional to sqrt(E[L_t^2]) over each timestep's last losses; uniform until every timestep has enough.
 
     Args:
@@ -23,8 +24,6 @@ class LossMoment(Sampler):
         bins: intervals of u for continuous processes, and for discrete ones with more timesteps than that.
         correction: "unbiased" as published, so that the objective does not change.
     """
-
-    constant = False
 
     def __init__(
         self,
@@ -35,32 +34,20 @@ class LossMoment(Sampler):
         correction: str | Correction = "unbiased",
         **common: Any,
     ) -> None:
-        super().__init__(process, correction=correction, **common)
         if history < 1 or bins < 1:
             raise ValueError(f"history and bins must be >= 1, got {history} and {bins}")
-        if not 0 <= floor <= 1:
-            raise ValueError(f"floor must lie in [0, 1], got {floor}")
         bins = min(process.steps or bins, bins)
-        self.floor = floor
-        self.table = Histogram(torch.ones(bins))
+        super().__init__(process, Histogram(torch.ones(bins)), floor=floor, correction=correction, **common)
         self.register_buffer("losses", torch.zeros(bins, history))
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
-        self.register_buffer("skipped", torch.zeros((), dtype=torch.int64))
         self.losses: Tensor
         self.counts: Tensor
-        self.skipped: Tensor
-
-    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.density(u)
-
-    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.quantile(v)
 
     @contextmanager
     def feedback(self, draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> Iterator[None]:
         losses = self.check_losses(losses)
         yield
-        self._learn(draw.u, losses)
+        self._learn(draw.u, self.on_target(losses, draw.u))
 
     @torch.no_grad()
     def _learn(self, u: Tensor, losses: Tensor) -> None:
@@ -68,7 +55,7 @@ class LossMoment(Sampler):
         which, values = self.table.bin(pairs[:, 0]), pairs[:, 1]
         bins, history = self.losses.shape
         which = torch.where(torch.isfinite(values), which, bins)  # one bin more, for what is not a number
-        self.skipped += (which == bins).sum()
+        self.skipped.count((which == bins).sum())
         order = torch.argsort(which, stable=True)
         which, values = which[order], values[order]
         in_batch = (which[:, None] == torch.arange(bins + 1, device=u.device)).sum(0)
@@ -82,12 +69,5 @@ class LossMoment(Sampler):
         kept[which, slot] = torch.where(which == bins, 0.0, values)
         self.losses.copy_(kept[:bins])
         self.counts += in_batch[:bins]
-        self._rebuild()
-
-    def _rebuild(self) -> None:
-        root = self.losses.pow(2).mean(1).sqrt()
-        total = root.sum()
-        share = torch.where(total > 0, root / total.clamp(min=1e-30), 1 / len(root))
-        mass = (1 - self.floor) * share + self.floor / len(root)
-        warm = (self.counts >= self.losses.shape[1]).all()
-        self.table.set(torch.where(warm, mass, torch.ones_like(mass)))
+        warm = (self.counts >= history).all()
+        self.propose(torch.where(warm, self.losses.pow(2).mean(1).sqrt(), torch.ones_like(self.table.mass)))

@@ -50,7 +50,7 @@ class LogitNormal(Sampler):
 
 
 class Mode(Sampler):
-    """SD3's density with heavy tails (Esser et al. 2024, Eq. 20): u = 1 - v - s (cos^2(pi v / 2) - 1 + v).
+    """SD3's density with heavy tails (Esser et al. 2024, Eq. 20, with 1 - v for u there): u = v - s (sin^2(pi v / 2) - v).
 
     s > 0 favours the middle, s < 0 the ends.
     """

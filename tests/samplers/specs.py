@@ -18,11 +18,19 @@ SPECS = {
     "loss_moment": ["loss_moment:bins=8,history=3"],
     "loss_adaptive": ["loss_adaptive:warmup=0,every=4+minsnr"],
     "gradient_variance": ["gradient_variance:strata=4,every=2,rows=4"],
-    "adaptive": ["adaptive:estimator=loss,warmup=4,every=4", "adaptive:estimator=loss,warmup=0,every=1,floor=0.1+minsnr"],
+    "adaptive": [
+        "adaptive:estimator=loss,warmup=4,every=4",
+        "adaptive:estimator=loss,warmup=0,every=1,floor=0.1+minsnr",
+        "adaptive:estimator=reinforce,every=2,strata=20,queue=4,floor=0.2",
+        "adaptive:estimator=reinforce,every=3,strata=12,policy=global,selection=correlation,scale_free=true",
+        "adaptive:estimator=lookahead,strata=3,horizon=2,budget=1,probe=32,warmup=2,target=(vlb:clip=5)+minsnr",
+    ],
+    "paper_cifar10": ["paper_cifar10:every=4"],
+    "paper_celebahq": ["paper_celebahq:every=4"],
+    "paper_imagenet": ["paper_imagenet:every=4+minsnr"],
 }
 
 ALL_SPECS = [spec for specs in SPECS.values() for spec in specs]
-LEARNERS = [
-    spec for name in ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "adaptive") for spec in SPECS[name]
-]
+LEARNING = ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "adaptive", "paper_cifar10")
+LEARNERS = [spec for name in LEARNING for spec in SPECS[name]]
 CORRECTIONS = ["none", "unbiased", "clipped(3)", "tempered(0.5)"]

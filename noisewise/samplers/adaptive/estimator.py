@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from noisewise.samplers.base import Draw, LossAt
@@ -16,19 +15,20 @@ if TYPE_CHECKING:
 class Estimator(nn.Module):
     """Learns from training which noise levels deserve more of it.
 
-    An estimator of one density for all data calls `sampler.propose(mass)`; one that looks at the data sets `conditional` and
-    answers `masses(x0)`. The sampler adds the floor, draws, corrects and guards against collapse.
+    When it has learned something it calls `sampler.settle(mass)`; one that looks at the data sets `conditional`, answers
+    `masses(x0)`, and settles the mean over a batch. The sampler adds the floor, draws, corrects and guards against collapse.
     """
 
     conditional = False
-
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        """Called with the model that trains, by samplers that are attached to one."""
+    strata = 20  # how many to tell apart unless told otherwise
 
     @contextmanager
     def feedback(self, sampler: "AdaptiveSampler", draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> Iterator[None]:
         """Wraps the optimizer step."""
         yield
+
+    def reset(self) -> None:
+        """Forget what led to a collapsed density."""
 
     def masses(self, x0: Tensor) -> Tensor:
         """(B, K) masses of the sampler's strata for each row of x0; only for conditional estimators."""

@@ -27,21 +27,13 @@ class LossEstimator(Estimator):
         power: 1 follows the loss; smaller is flatter.
     """
 
-    def __init__(
-        self,
-        edges: Tensor,
-        every: int = 50,
-        warmup: int = 250,
-        decay: float = 0.98,
-        power: float = 1.0,
-        max_bad_steps: int = 100,
-    ) -> None:
+    def __init__(self, edges: Tensor, every: int = 50, warmup: int = 250, decay: float = 0.98, power: float = 1.0) -> None:
         super().__init__()
-        if every < 1 or warmup < 0 or max_bad_steps < 1:
-            raise ValueError(f"every and max_bad_steps must be >= 1 and warmup >= 0, got {every}, {max_bad_steps} and {warmup}")
+        if every < 1 or warmup < 0:
+            raise ValueError(f"every must be >= 1 and warmup >= 0, got {every} and {warmup}")
         if not power > 0:
             raise ValueError(f"power must be positive, got {power}")
-        self.every, self.warmup, self.power, self.max_bad_steps = every, warmup, power, max_bad_steps
+        self.every, self.warmup, self.power = every, warmup, power
         self.running = RunningLoss(edges, decay)
 
     @contextmanager
@@ -49,18 +41,7 @@ class LossEstimator(Estimator):
         losses = sampler.check_losses(losses)
         yield
         with torch.no_grad():
-            self.running.update(draw.u, sampler.on_target(losses, draw.u))
+            sampler.skipped.count(self.running.update(draw.u, sampler.on_target(losses, draw.u)))
             step = sampler.step + 1
-            if step % self.every == 0:
-                self._check()
-                if step >= self.warmup:
-                    mean = self.running.mean().clamp(min=0)
-                    sampler.propose(mean**self.power * sampler.table.widths)
-
-    def _check(self) -> None:
-        if int(self.running.bad_run) >= self.max_bad_steps:
-            raise FloatingPointError(
-                f"each of the last {int(self.running.bad_run)} steps had losses that are not finite "
-                f"({int(self.running.skipped)} losses in all): training has diverged. "
-                "Lower the learning rate or resume from an earlier checkpoint"
-            )
+            if step >= self.warmup and step % self.every == 0:
+                sampler.settle(self.running.mean().clamp(min=0) ** self.power * sampler.table.widths)

@@ -1,116 +1,159 @@
 """The adaptive sampler: learn, while training, which noise levels reduce the objective most (arXiv 2411.09998).
 
-Estimators differ in how they learn; floor, target, correction, state, collapse guard and diagnostics are shared, here.
+Estimators differ in how they learn; strata, floor, target, correction and state are shared.
 """
 
 import inspect
+import warnings
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from noisewise.diagnostics import even_edges
-from noisewise.objective import Objective, Prediction
 from noisewise.processes import Process
 from noisewise.samplers.adaptive.estimator import Estimator
+from noisewise.samplers.adaptive.lookahead import LookaheadEstimator
 from noisewise.samplers.adaptive.loss import LossEstimator
-from noisewise.samplers.base import Draw, LossAt, Sampler
+from noisewise.samplers.adaptive.reinforce import ReinforceEstimator
+from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.correction import Correction
-from noisewise.samplers.histogram import Histogram
-from noisewise.weighting import Weighting
+from noisewise.samplers.histogram import Histogram, row_quantile
+from noisewise.samplers.learning import Learner
 
-ESTIMATORS: dict[str, type[Estimator]] = {"loss": LossEstimator}
+ESTIMATORS: dict[str, type[Estimator]] = {
+    "loss": LossEstimator,
+    "reinforce": ReinforceEstimator,
+    "lookahead": LookaheadEstimator,
+}
 
 
-class AdaptiveSampler(Sampler):
+class AdaptiveSampler(Learner):
     """A density over strata of u that is learned during training.
 
     Args:
         process: the noising process.
-        estimator: how to learn; one of `ESTIMATORS`. Its own options may follow as keywords.
-        target: the weighting whose objective is to fall fastest; None takes the losses as they are handed over.
+        estimator: how to learn; one of `ESTIMATORS`. Its own settings may follow as keywords.
         floor: the share of uniform mass, so that no noise level is ever starved.
-        strata: how many intervals of u are told apart (no more than a discrete process has timesteps).
+        strata: how many intervals of u are told apart (no more than a discrete process has timesteps); by default as many as
+            suit the estimator.
         over: "u" for intervals of equal reference probability, "log_snr" for intervals of equal log SNR.
-        prediction: what the losses measure, to translate the target's weight.
         correction: importance weights; "unbiased" keeps the objective what it was.
+        collapse: the learned density's effective width, exp(entropy), below which it counts as collapsed: a warning is given,
+            the density goes back to uniform and the estimator starts anew.
+        settings: `target`, `objective`, `max_bad_steps`, `draws` and `seed` of every learning sampler, and the estimator's own.
     """
-
-    constant = False
 
     def __init__(
         self,
         process: Process,
         estimator: str = "loss",
         *,
-        target: Weighting | None = None,
         floor: float = 0.2,
-        strata: int = 20,
+        strata: int | None = None,
         over: str = "u",
-        prediction: Prediction = "eps",
         correction: str | Correction = "unbiased",
-        draws: str = "independent",
-        seed: int = 0,
-        **options: Any,
+        collapse: float = 0.02,
+        **settings: Any,
     ) -> None:
-        super().__init__(process, correction=correction, draws=draws, seed=seed)
         if estimator not in ESTIMATORS:
             raise ValueError(f"unknown estimator {estimator!r}: choose one of {', '.join(ESTIMATORS)}")
-        if not 0 <= floor <= 1:
-            raise ValueError(f"floor must lie in [0, 1], got {floor}")
-        known = inspect.signature(ESTIMATORS[estimator]).parameters
-        strange = [name for name in options if name not in known]
-        if strange:
-            raise ValueError(f"the {estimator} estimator has no setting {strange[0]!r}; it takes {', '.join(list(known)[1:])}")
-        edges = stratum_edges(process, strata, over)
-        self.objective = Objective(process, prediction)
-        self.target = target
-        self.floor = floor
-        self.table = Histogram((edges[1:] - edges[:-1]).double(), None if over == "u" else edges)
-        self.estimator = ESTIMATORS[estimator](self.table.edges, **options)
+        own = {name: settings.pop(name) for name in list(settings) if name in _settings_of(ESTIMATORS[estimator])}
+        for name in settings:
+            takers = [other for other, kind in ESTIMATORS.items() if name in _settings_of(kind)]
+            if takers:
+                raise ValueError(f"{name} is a setting of the {takers[0]} estimator, not of {estimator}")
+        edges = stratum_edges(process, ESTIMATORS[estimator].strata if strata is None else strata, over)
+        table = Histogram((edges[1:] - edges[:-1]).double(), edges)
+        super().__init__(process, table, floor=floor, correction=correction, **settings)
+        self.estimator = ESTIMATORS[estimator](table.edges, **own)
+        if not 0 <= collapse < 1:
+            raise ValueError(f"collapse must lie in [0, 1), got {collapse}")
+        self.collapse = collapse
+        self.register_buffer("collapses", torch.zeros((), dtype=torch.int64))
+        self.collapses: Tensor
 
     @staticmethod
-    def option_sources() -> list[type[Estimator]]:
-        """Where the settings in `options` are documented, for spec strings."""
+    def option_sources() -> list[type]:
+        """Where the settings that the signature collects are documented, for spec strings."""
         return list(ESTIMATORS.values())
-
-    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.density(u)
-
-    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.quantile(v)
 
     def feedback(self, draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> AbstractContextManager[None]:
         return self.estimator.feedback(self, draw, losses, loss_at)
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> "AdaptiveSampler":
-        self.estimator.attach(model, optimizer)
-        return self
+    def settle(self, mass: Tensor) -> None:
+        """Take the masses that an estimator has learned (for all data, or the mean over a batch), unless they have collapsed.
 
-    def on_target(self, losses: Tensor, u: Tensor) -> Tensor:
-        """Losses weighted by the target."""
-        return losses if self.target is None else self.target.weights(self.objective, u).detach() * losses
+        Called at updates only: it waits for the device.
+        """
+        mass = (mass / mass.sum().clamp(min=1e-30)).double()
+        widths = self.table.widths.double()
+        width = float(torch.exp(-torch.special.xlogy(mass, mass / widths).sum()))
+        if width < self.collapse:
+            warnings.warn(
+                f"the adaptive sampler has collapsed at step {self.step}: all but {width:.2%} of the noise levels were "
+                "given up. It starts again from uniform; a larger floor or entropy, or a smaller policy lr, prevents this",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self.collapses += 1
+            self.estimator.reset()
+            mass = widths
+        self.propose(mass)
 
-    def propose(self, mass: Tensor) -> None:
-        """Take a new density from the estimator: masses of the strata, before the floor."""
-        total = mass.sum()
-        uniform = self.table.widths.to(mass)
-        usable = torch.isfinite(total) & (total > 0)
-        share = torch.where(usable, mass / total.clamp(min=1e-30), uniform)
-        self.table.set((1 - self.floor) * share + self.floor * uniform)
+    # Densities that depend on the data ------------------------------------------------------------------------------
+
+    def masses(self, x0: Tensor) -> Tensor:
+        """(B, K) masses with the floor, of an estimator that looks at the data."""
+        return (1 - self.floor) * self.estimator.masses(x0) + self.floor * self.table.widths
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        if x0 is None or not self.estimator.conditional:
+            return self.table.density(u)
+        with torch.no_grad():
+            return (self.masses(x0) / self.table.widths).gather(1, self.table.bin(u)[:, None]).squeeze(1)
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        return self._draw(v, x0)[0]
+
+    def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        if x0 is None or not self.estimator.conditional:
+            u = self.table.quantile(v)
+            density = self.table.density(u)
+            return u, density, self._weight(density, None)
+        mass = self.masses(x0)
+        u = row_quantile(mass, self.table.edges, v)
+        densities = mass / self.table.widths
+        density = densities.gather(1, self.table.bin(u)[:, None]).squeeze(1)
+        weight = self.correction.raw(density)
+        if self.correction.needs_mean:
+            weight = weight / (mass * self.correction.raw(densities)).sum(1)
+        return u, density, weight
+
+    def _kept(self, x0: Tensor | None) -> Tensor | None:
+        return x0 if self.estimator.conditional else None
+
+
+def _settings_of(estimator: type[Estimator]) -> list[str]:
+    return [name for name in inspect.signature(estimator).parameters if name != "edges"]
 
 
 def stratum_edges(process: Process, strata: int, over: str) -> Tensor:
-    """Edges of the strata in u, in the middle of no timestep."""
+    """Edges of the strata in u; a discrete process is never cut inside a timestep."""
     if strata < 1:
         raise ValueError(f"strata must be >= 1, got {strata}")
-    if over == "u":
-        return even_edges(min(strata, process.steps or strata))
-    if over != "log_snr":
+    if over not in ("u", "log_snr"):
         raise ValueError(f'over must be "u" or "log_snr", got {over!r}')
     fine = process.steps or 4096
+    if over == "u":
+        inner = torch.arange(1, strata, dtype=torch.float64) * fine / strata
+        return _inner_edges(inner.round() if process.steps else inner, fine)
     log_snr = process.log_snr_edges(torch.arange(fine + 1, dtype=torch.float64) / fine).clamp(-20, 20)
     wanted = torch.linspace(float(log_snr[0]), float(log_snr[-1]), strata + 1, dtype=torch.float64)[1:-1]
-    inner = torch.searchsorted(-log_snr, -wanted).unique()
-    return torch.cat([torch.zeros(1), inner[(inner > 0) & (inner < fine)] / fine, torch.ones(1)])
+    return _inner_edges(torch.searchsorted(-log_snr, -wanted), fine)
+
+
+def _inner_edges(inner: Tensor, fine: int) -> Tensor:
+    """0, the distinct ones of these edges (in units of 1 / fine), 1."""
+    distinct = inner.unique()
+    return torch.cat([torch.zeros(1), (distinct[(distinct > 0) & (distinct < fine)] / fine).float(), torch.ones(1)])

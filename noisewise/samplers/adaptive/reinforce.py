@@ -1,0 +1,230 @@
+"""The paper's estimator: a policy gradient on the decrease of the objective (arXiv 2411.09998, Alg. 1 and 2).
+
+Every `every` steps the loss is evaluated before and after the optimizer step, with the same noise and dropout: for one sample
+of the batch at all K strata (a row of the queue from which the set S is selected), and for every sample at the strata of S
+(its reward). S is the one selected at the update before, since it must be known before the step is made.
+
+Cost of an update: 2 (K + |S| B) samples forward, rounded up to whole batches. Card: docs/methods/adaptive.md.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from noisewise import distributed
+from noisewise.feedback import check_pairing, evaluate
+from noisewise.samplers.adaptive.estimator import Estimator
+from noisewise.samplers.adaptive.policy import Adam, BetaPolicy, beta_masses
+from noisewise.samplers.adaptive.selection import get_selection
+from noisewise.samplers.base import Draw, LossAt
+from noisewise.samplers.random import stream_key
+
+if TYPE_CHECKING:
+    from noisewise.samplers.adaptive.sampler import AdaptiveSampler
+
+NOT_BUILT, GLOBAL = -2, -1  # in the `shape` buffer
+
+
+class ReinforceEstimator(Estimator):
+    """A Beta policy trained by likelihood ratios.
+
+    Args:
+        edges: of the strata; the policy's density is taken as constant within each.
+        every: optimizer steps between two updates of the policy (f_S).
+        queue: how many rows of changes to select from (|Q|).
+        chosen: how many strata stand for all of them (|S|); 3, or all if there are fewer.
+        selection: "f_statistic", "correlation", "grid", or an object with `fit` and `get_support`.
+        policy: "beta" looks at x0; "global" has one Beta for all data.
+        hidden: width of the policy's MLP.
+        depth: its hidden layers.
+        lr: the policy's learning rate.
+        entropy: the weight of the entropy bonus, in nats of the density over u.
+        normalise: subtract a running mean from the reward and divide by its running deviation. Without it (as published) the
+            reward is of the order of 1e-6 and the entropy bonus decides alone.
+        scale_free: reward decreases of the log-loss instead of the loss; the target then cancels.
+    """
+
+    strata = 100
+
+    def __init__(
+        self,
+        edges: Tensor,
+        every: int = 40,
+        queue: int = 20,
+        chosen: int | None = None,
+        selection: str | Any = "f_statistic",
+        policy: str = "beta",
+        hidden: int = 128,
+        depth: int = 2,
+        lr: float = 1e-2,
+        entropy: float = 1e-2,
+        normalise: bool = True,
+        scale_free: bool = False,
+    ) -> None:
+        super().__init__()
+        strata = len(edges) - 1
+        chosen = min(3, strata) if chosen is None else chosen
+        if every < 1 or queue < 2:
+            raise ValueError(f"every must be >= 1 and queue >= 2, got {every} and {queue}")
+        if not 1 <= chosen <= strata:
+            raise ValueError(f"chosen must lie in 1 ... {strata}, the number of strata, got {chosen}")
+        if policy not in ("beta", "global"):
+            raise ValueError(f'policy must be "beta" or "global", got {policy!r}')
+        if hidden < 1 or depth < 0 or not lr > 0 or not entropy >= 0:
+            raise ValueError(
+                f"hidden must be >= 1, depth >= 0, lr > 0 and entropy >= 0, got {hidden}, {depth}, {lr} and {entropy}"
+            )
+        self.every, self.chosen, self.entropy = every, chosen, entropy
+        self.hidden, self.depth, self.lr = hidden, depth, lr
+        self.normalise, self.scale_free = normalise, scale_free
+        self.select = get_selection(selection)
+        self.conditional = policy == "beta"
+        self.register_buffer("edges", edges.clone(), persistent=False)
+        self.register_buffer("queue", torch.zeros(queue, strata))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("selected", torch.zeros(chosen, dtype=torch.int64))
+        self.register_buffer("reward", torch.zeros(3))  # running mean, running square, and how much of them is there yet
+        self.register_buffer("shape", torch.full((8,), NOT_BUILT))
+        self.edges: Tensor
+        self.queue: Tensor
+        self.filled: Tensor
+        self.selected: Tensor
+        self.reward: Tensor
+        self.shape: Tensor
+        self.policy: BetaPolicy | None = None
+        self.adam: Adam | None = None
+        self.pairing_checked = False
+        if not self.conditional:
+            self._build(None)
+
+    # The policy -----------------------------------------------------------------------------------------------------
+
+    def _build(self, shape: tuple[int, ...] | None) -> tuple[BetaPolicy, Adam]:
+        """Make the policy for data of this shape (None: for any data)."""
+        self.shape.fill_(NOT_BUILT)
+        code = [GLOBAL] if shape is None else [len(shape), *shape]
+        if len(code) > len(self.shape):
+            raise ValueError(f"data of {len(shape or ())} dimensions is not supported; use policy='global'")
+        self.shape[: len(code)] = torch.tensor(code)
+        device = self.edges.device
+        self.policy = BetaPolicy(shape, self.hidden, self.depth).to(device)
+        self.adam = Adam(list(self.policy.parameters()), self.lr).to(device)
+        return self.policy, self.adam
+
+    def _policy_for(self, x0: Tensor) -> tuple[BetaPolicy, Adam]:
+        if self.policy is None or self.adam is None:
+            return self._build(tuple(x0.shape[1:]))
+        policy = self.policy
+        if policy.shape not in (None, tuple(x0.shape[1:])):
+            raise ValueError(
+                f"the policy was made for samples of shape {policy.shape}, but this batch's have {tuple(x0.shape[1:])}; "
+                "use policy='global' for data of changing shape"
+            )
+        return policy, self.adam
+
+    def masses(self, x0: Tensor) -> Tensor:
+        """(B, K) of the policy itself; a row that is not finite (bad data) becomes uniform."""
+        mass = beta_masses(self._policy_for(x0)[0](x0), self.edges)
+        return torch.where(torch.isfinite(mass.sum(1, keepdim=True)), mass, self.edges.diff())
+
+    def reset(self) -> None:
+        if self.policy is not None and self.adam is not None:
+            self.policy.reset()
+            self.adam.reset()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        shape = state_dict.get(prefix + "shape")
+        if shape is not None and not torch.equal(shape.cpu(), self.shape.cpu()):
+            code = shape.tolist()
+            if code[0] == NOT_BUILT:
+                self.policy = self.adam = None
+            else:
+                self._build(None if code[0] == GLOBAL else tuple(code[1 : 1 + code[0]]))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    # One update -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def feedback(self, sampler: "AdaptiveSampler", draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> Iterator[None]:
+        if loss_at is None:
+            raise ValueError("the reinforce estimator evaluates the model: call observe(draw, losses, loss_at)")
+        if (sampler.step + 1) % self.every:
+            yield
+            return
+        batch, device = draw.rows, draw.u.device
+        one = stream_key(sampler.seed, sampler.step, distributed.rank(), 4) % batch
+        strata = torch.cat([torch.arange(len(self.edges) - 1, device=device), self.selected.repeat_interleave(batch)])
+        rows = torch.cat(
+            [torch.full((len(self.edges) - 1,), one, device=device), torch.arange(batch, device=device).repeat(self.chosen)]
+        )
+        u = ((self.edges[1:] + self.edges[:-1]) / 2)[strata]
+        key = stream_key(sampler.seed, sampler.step, distributed.rank(), 5) >> 1
+        probe = partial(evaluate, loss_at, chunk=batch, seed=key, model=sampler.model)
+        before = probe(rows, u)
+        if not self.pairing_checked:
+            self.pairing_checked = True
+            check_pairing(before[:batch], probe(rows[:batch], u[:batch]))
+        yield
+        after = probe(rows, u)
+        with torch.no_grad():
+            change = sampler.on_target(before - after, u)
+            if self.scale_free:
+                change = torch.log(before.clamp(min=1e-12)) - torch.log(after.clamp(min=1e-12))
+                change = torch.where(torch.isfinite(before - after), change, torch.nan)
+        count = len(self.edges) - 1
+        self._learn(sampler, draw, change[:count], change[count:].view(self.chosen, batch).mean(0))
+
+    def _learn(self, sampler: "AdaptiveSampler", draw: Draw, change: Tensor, rewards: Tensor) -> None:
+        change = distributed.gather_sum(change) / distributed.world_size()
+        bad = distributed.gather_sum((~torch.isfinite(rewards)).sum())
+        usable = bool(torch.isfinite(change).all())
+        sampler.skipped.count(bad if usable else bad + 1)
+        if int(self.filled) >= 2:
+            self._update_policy(sampler, draw, rewards)
+        if usable:
+            self.queue.copy_(torch.cat([self.queue[1:], change[None].to(self.queue)]))
+            self.filled.add_(1).clamp_(max=len(self.queue))
+        if int(self.filled) >= 2:
+            self.selected.copy_(self.select(self.queue[-int(self.filled) :], self.chosen))
+
+    def _update_policy(self, sampler: "AdaptiveSampler", draw: Draw, rewards: Tensor) -> None:
+        finite = torch.isfinite(rewards)
+        rewards = torch.where(finite, rewards, 0.0).double()
+        n, total, squares = distributed.gather_sum(torch.stack([finite.double(), rewards, rewards**2]).sum(1))
+        if float(n) == 0:
+            return
+        advantage = self._advantage(rewards.float(), (total / n).float(), (squares / n).float())
+        x0 = draw.u.new_zeros(draw.rows, 1) if draw.x0 is None else draw.x0[-draw.rows :]
+        with torch.enable_grad():
+            policy, adam = self._policy_for(x0)
+            mass = beta_masses(policy(x0), self.edges)
+            widths = self.edges.diff()
+            drawn = sampler.table.bin(draw.u[-draw.rows :])[:, None]
+            # the draw came from the policy with its floor, and that is what the ratio is of
+            log_q = torch.log((1 - sampler.floor) * mass.gather(1, drawn).squeeze(1) + sampler.floor * widths[drawn.squeeze(1)])
+            entropy = -(mass * torch.log((mass / widths).clamp(min=1e-30))).sum(1)
+            loss = -(advantage * finite * log_q + self.entropy * finite * entropy).sum() / n.float()
+            parameters = list(policy.parameters())
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        flat = distributed.gather_sum(flat)
+        if not bool(torch.isfinite(flat).all()):
+            sampler.skipped.count(torch.ones((), dtype=torch.int64, device=flat.device))
+            return
+        adam.step(parameters, flat)
+        with torch.no_grad():
+            updated = self.masses(x0).double().sum(0)
+            sampler.settle(distributed.gather_sum(updated))
+
+    def _advantage(self, rewards: Tensor, mean: Tensor, square: Tensor) -> Tensor:
+        if not self.normalise:
+            return rewards
+        rate = 0.1
+        self.reward.lerp_(torch.stack([mean, square, torch.ones_like(mean)]), rate)
+        baseline, second = self.reward[0] / self.reward[2], self.reward[1] / self.reward[2]
+        deviation = (second - baseline**2).clamp(min=0).sqrt()
+        return (rewards - baseline) / deviation.clamp(min=1e-12)

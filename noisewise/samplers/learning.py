@@ -1,0 +1,115 @@
+"""What all learning samplers share: a density over strata, the target, the floor, the count of losses that were no numbers."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisewise.diagnostics import Skipped
+from noisewise.objective import Objective
+from noisewise.processes import Process
+from noisewise.samplers.base import Sampler
+from noisewise.samplers.histogram import Histogram
+from noisewise.weighting import Weighting
+
+
+class Learner(Sampler):
+    """A sampler whose density is learned during training.
+
+    Args:
+        table: the strata, uniform at first.
+        weighting: the loss weighting in use. Hand over *unweighted* losses and name it here (a spec such as
+            "adaptive+minsnr" does so); None takes the losses as they are.
+        target: the weighting of the objective that is to fall; by default the one in use.
+        objective: what the losses measure, to translate weights; the eps-loss if absent.
+        floor: the share of uniform mass, so that no noise level is ever starved.
+        max_bad_steps: after so many steps in a row with losses that are not finite, `observe` raises FloatingPointError.
+    """
+
+    constant = False
+    check_every = 50  # steps between two looks at the count: each waits for the device
+
+    def __init__(
+        self,
+        process: Process,
+        table: Histogram,
+        *,
+        weighting: Weighting | None = None,
+        target: Weighting | None = None,
+        objective: Objective | None = None,
+        floor: float = 0.0,
+        max_bad_steps: int = 100,
+        **common: Any,
+    ) -> None:
+        super().__init__(process, **common)
+        if not 0 <= floor <= 1:
+            raise ValueError(f"floor must lie in [0, 1], got {floor}")
+        if max_bad_steps < 1:
+            raise ValueError(f"max_bad_steps must be >= 1, got {max_bad_steps}")
+        self.table = table
+        self.objective = objective or Objective(process)
+        # in tuples: these belong to the training loop, not to the sampler's state
+        self._weightings = (weighting, weighting if target is None else target)
+        self._model: tuple[nn.Module, ...] = ()
+        self._optimizer: tuple[torch.optim.Optimizer, ...] = ()
+        self.floor, self.max_bad_steps = floor, max_bad_steps
+        self.skipped = Skipped()
+
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> "Learner":
+        self._model = (model,)
+        self._optimizer = () if optimizer is None else (optimizer,)
+        return self
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model that was attached, if any."""
+        return self._model[0] if self._model else None
+
+    def attached(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """The model and its optimizer, or an error that says how to show them to the sampler."""
+        if not self._model or not self._optimizer:
+            raise RuntimeError(
+                f"{type(self).__name__} trains for a few steps and takes them back: call sampler.attach(model, optimizer) once "
+                "before the first observe()"
+            )
+        return self._model[0], self._optimizer[0]
+
+    @property
+    def target(self) -> Weighting | None:
+        """What is to fall; None for the losses as they are handed over."""
+        return self._weightings[1]
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        return self.table.density(u)
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        return self.table.quantile(v)
+
+    def on_target(self, losses: Tensor, u: Tensor) -> Tensor:
+        """Losses weighted by the target."""
+        return self._weighted(self._weightings[1], losses, u)
+
+    def in_training(self, losses: Tensor, u: Tensor) -> Tensor:
+        """Losses weighted as the training loop weights them."""
+        return self._weighted(self._weightings[0], losses, u)
+
+    def _weighted(self, weighting: Weighting | None, losses: Tensor, u: Tensor) -> Tensor:
+        return losses if weighting is None else weighting.weights(self.objective, u).detach() * losses
+
+    def propose(self, mass: Tensor) -> None:
+        """Take new masses of the strata, before the floor; masses that are no density leave it as it was."""
+        total = mass.sum()
+        usable = torch.isfinite(total) & (total > 0)
+        floored = (1 - self.floor) * mass / total.clamp(min=1e-30) + self.floor * self.table.widths.to(mass)
+        self.table.set(torch.where(usable, floored, self.table.mass.to(mass)))
+
+    def check_losses(self, losses: Tensor | None) -> Tensor:
+        """The losses, or an error that says why this sampler cannot do without them."""
+        if losses is None:
+            raise ValueError(f"{type(self).__name__} learns from the losses: call observe(draw, losses.detach(), ...)")
+        return losses
+
+    def advance(self) -> None:
+        super().advance()
+        if self.step % self.check_every == 0:
+            self.skipped.check(self.max_bad_steps)

@@ -1,0 +1,76 @@
+"""The newcomer's example: it runs, it is short, and its sampler keeps the contract."""
+
+import importlib.util
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from scipy import stats
+
+from noisewise import DDPM, SAMPLERS, Flow, build
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "own_sampler.py"
+
+
+@pytest.fixture
+def example() -> Iterator[ModuleType]:
+    before = dict(SAMPLERS)
+    spec = importlib.util.spec_from_file_location("own_sampler", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["own_sampler"] = module  # inspect looks sources up there
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["own_sampler"]
+    SAMPLERS.clear()
+    SAMPLERS.update(before)
+
+
+def test_script_trains_and_prints_its_loss() -> None:
+    result = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.strip().splitlines()
+    assert [line.split(": loss ")[0] for line in lines] == [
+        "uniform",
+        "triangular:peak=0.3",
+        "mix:of=(triangular:peak=0.3),floor=0.1,correction=unbiased",
+    ]
+    for line in lines:
+        before, after = map(float, line.split(": loss ")[1].split(" -> "))
+        assert after < 0.5 * before
+
+
+def test_class_has_fewer_than_thirty_lines(example: ModuleType) -> None:
+    assert len(inspect.getsource(example.Triangular).splitlines()) < 30
+
+
+def test_peak_is_checked(example: ModuleType) -> None:
+    with pytest.raises(ValueError, match="peak must lie inside"):
+        build("triangular:peak=1", DDPM.linear())
+
+
+@pytest.mark.parametrize("peak", [0.2, 0.5, 0.9])
+def test_draws_follow_the_density(example: ModuleType, peak: float) -> None:
+    sampler = build(f"triangular:peak={peak}", Flow()).sampler
+    u = sampler.sample(20_000).u.numpy()
+    assert stats.kstest(u, stats.triang(c=peak).cdf).pvalue > 1e-3
+    grid = torch.linspace(0, 1, 101)
+    assert torch.allclose(sampler.density(grid).double(), torch.from_numpy(stats.triang(c=peak).pdf(grid.double())), atol=1e-4)
+
+
+@pytest.mark.parametrize("correction", ["none", "unbiased", "clipped(5)", "tempered(0.5)"])
+@pytest.mark.parametrize("spec", ["triangular:peak=0.3", "mix:of=(triangular:peak=0.3),floor=0.1"])
+def test_weights_have_mean_one(example: ModuleType, spec: str, correction: str) -> None:
+    sampler = build(spec, DDPM.linear(), correction=correction, draws="stratified").sampler
+    assert float(sampler.sample(2**16).weight.mean()) == pytest.approx(1, abs=0.01)
+
+
+def test_unbiased_weights_undo_the_density(example: ModuleType) -> None:
+    draw = build("triangular:peak=0.3", Flow(), correction="unbiased", draws="stratified").sampler.sample(2**16)
+    assert float((draw.weight * draw.u**2).mean()) == pytest.approx(1 / 3, abs=0.01)
