@@ -3,6 +3,8 @@
     python benchmarks/sampler_cost.py                        every sampler, batch 1,024, on this machine's CPU
     python benchmarks/sampler_cost.py --device cuda --json benchmarks/results/sampler_cost.jsonl
 
+    python benchmarks/sampler_cost.py steps --device cuda    time per training step over uniform's (see step_cost.py)
+
 Medians over many calls; the goal is below 1 ms for `sample` of every static sampler on a CPU.
 """
 
@@ -10,6 +12,7 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -70,6 +73,11 @@ def measure(spec: str, process: str, draws: str, batch: int, repeats: int, devic
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["steps"]:
+        import step_cost
+
+        step_cost.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=200)

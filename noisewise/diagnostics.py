@@ -193,10 +193,5 @@ def mean_density(sampler: Any, bins: int, x0: Tensor | None = None, per_bin: int
     """The sampler's density in equal intervals of u, averaged within each (and over `x0`, if given)."""
     n = bins * per_bin
     u = (torch.arange(n, device=sampler.device) + 0.5) / n
-    if x0 is not None:
-        rows = x0[:64]
-        density = sampler.density(u.repeat(len(rows)), rows.repeat_interleave(n, 0)).view(len(rows), n).mean(0)
-    else:
-        density = sampler.density(u)
-    result: Tensor = density.view(bins, per_bin).mean(1)
+    result: Tensor = sampler.marginal(u, x0).view(bins, per_bin).mean(1)
     return result

@@ -103,6 +103,10 @@ class Sampler(nn.Module):
         """Where the uniform number v lands: any map whose image of the uniform density is q."""
         raise NotImplementedError
 
+    def marginal(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        """q(u) averaged over the data `x0`, for plots; the same as `density` for samplers that do not look at the data."""
+        return self.density(u)
+
     def feedback(self, draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> AbstractContextManager[None]:
         """Wraps the optimizer step; learning samplers measure before and after it."""
         return nullcontext()

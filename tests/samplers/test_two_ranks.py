@@ -37,3 +37,11 @@ def test_strata_are_split_over_ranks(ranks):
     for mine, theirs in zip(ranks[0]["stratified"], ranks[1]["stratified"], strict=True):
         together = torch.tensor(mine + theirs)
         assert torch.equal((together * 64).long().sort().values, torch.arange(64))
+
+
+@pytest.mark.slow
+def test_fsdp2(tmp_path):
+    """Sharded parameters and optimizer state: probing, look-ahead trials and gradient norms work, and ranks agree."""
+    first, second = run_ranks(WORKER.parent / "fsdp.py", tmp_path)
+    assert first == second
+    assert all(len(result["states"]) == 8 and not result["uniform"] for result in first.values())

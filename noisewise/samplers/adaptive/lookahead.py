@@ -35,7 +35,7 @@ class LookaheadEstimator(Estimator):
         budget: the cost of all trials as a share of training; it sets how often they are made (`interval`).
         probe: samples in one evaluation of the target (rounded up to whole batches).
         decay: what past gains count when new ones are measured.
-        temperature: 1 is proportional to the gains; smaller favours the best strata more.
+        temperature: 1 is proportional to the gains; smaller favours the best strata more, and starves others sooner.
         warmup: steps before the first trials.
         scale_free: measure decreases of the log-loss of each stratum instead of the target loss.
 
@@ -52,7 +52,7 @@ class LookaheadEstimator(Estimator):
         budget: float = 0.03,
         probe: int = 512,
         decay: float = 0.5,
-        temperature: float = 0.5,
+        temperature: float = 1.0,
         warmup: int = 250,
         scale_free: bool = False,
     ) -> None:

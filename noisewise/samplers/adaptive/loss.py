@@ -27,6 +27,8 @@ class LossEstimator(Estimator):
         power: 1 follows the loss; smaller is flatter.
     """
 
+    correction = "unbiased"
+
     def __init__(self, edges: Tensor, every: int = 50, warmup: int = 250, decay: float = 0.98, power: float = 1.0) -> None:
         super().__init__()
         if every < 1 or warmup < 0:

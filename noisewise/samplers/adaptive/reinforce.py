@@ -46,6 +46,7 @@ class ReinforceEstimator(Estimator):
         normalise: subtract a running mean from the reward and divide by its running deviation. Without it (as published) the
             reward is of the order of 1e-6 and the entropy bonus decides alone.
         scale_free: reward decreases of the log-loss instead of the loss; the target then cancels.
+        probe_batch: how many samples to evaluate in one call of the model; as many as the training batch has if absent.
     """
 
     strata = 100
@@ -64,6 +65,7 @@ class ReinforceEstimator(Estimator):
         entropy: float = 1e-2,
         normalise: bool = True,
         scale_free: bool = False,
+        probe_batch: int | None = None,
     ) -> None:
         super().__init__()
         strata = len(edges) - 1
@@ -80,7 +82,9 @@ class ReinforceEstimator(Estimator):
             )
         self.every, self.chosen, self.entropy = every, chosen, entropy
         self.hidden, self.depth, self.lr = hidden, depth, lr
-        self.normalise, self.scale_free = normalise, scale_free
+        if probe_batch is not None and probe_batch < 1:
+            raise ValueError(f"probe_batch must be >= 1, got {probe_batch}")
+        self.normalise, self.scale_free, self.probe_batch = normalise, scale_free, probe_batch
         self.select = get_selection(selection)
         self.conditional = policy == "beta"
         self.register_buffer("edges", edges.clone(), persistent=False)
@@ -163,11 +167,12 @@ class ReinforceEstimator(Estimator):
         )
         u = ((self.edges[1:] + self.edges[:-1]) / 2)[strata]
         key = stream_key(sampler.seed, sampler.step, distributed.rank(), 5) >> 1
-        probe = partial(evaluate, loss_at, chunk=batch, seed=key, model=sampler.model)
+        chunk = self.probe_batch or batch
+        probe = partial(evaluate, loss_at, chunk=chunk, seed=key, model=sampler.model)
         before = probe(rows, u)
         if not self.pairing_checked:
             self.pairing_checked = True
-            check_pairing(before[:batch], probe(rows[:batch], u[:batch]))
+            check_pairing(before[:chunk], probe(rows[:chunk], u[:chunk]))
         yield
         after = probe(rows, u)
         with torch.no_grad():

@@ -38,7 +38,8 @@ class AdaptiveSampler(Learner):
         strata: how many intervals of u are told apart (no more than a discrete process has timesteps); by default as many as
             suit the estimator.
         over: "u" for intervals of equal reference probability, "log_snr" for intervals of equal log SNR.
-        correction: importance weights; "unbiased" keeps the objective what it was.
+        correction: importance weights; by default the estimator's own: "unbiased" for `loss`, which keeps the objective what it
+            was, and "none" for the others, where the sampler is the weighting.
         collapse: the learned density's effective width, exp(entropy), below which it counts as collapsed: a warning is given,
             the density goes back to uniform and the estimator starts anew.
         settings: `target`, `objective`, `max_bad_steps`, `draws` and `seed` of every learning sampler, and the estimator's own.
@@ -52,7 +53,7 @@ class AdaptiveSampler(Learner):
         floor: float = 0.2,
         strata: int | None = None,
         over: str = "u",
-        correction: str | Correction = "unbiased",
+        correction: str | Correction | None = None,
         collapse: float = 0.02,
         **settings: Any,
     ) -> None:
@@ -65,7 +66,7 @@ class AdaptiveSampler(Learner):
                 raise ValueError(f"{name} is a setting of the {takers[0]} estimator, not of {estimator}")
         edges = stratum_edges(process, ESTIMATORS[estimator].strata if strata is None else strata, over)
         table = Histogram((edges[1:] - edges[:-1]).double(), edges)
-        super().__init__(process, table, floor=floor, correction=correction, **settings)
+        super().__init__(process, table, floor=floor, correction=correction or ESTIMATORS[estimator].correction, **settings)
         self.estimator = ESTIMATORS[estimator](table.edges, **own)
         if not 0 <= collapse < 1:
             raise ValueError(f"collapse must lie in [0, 1), got {collapse}")
@@ -86,7 +87,7 @@ class AdaptiveSampler(Learner):
 
         Called at updates only: it waits for the device.
         """
-        mass = (mass / mass.sum().clamp(min=1e-30)).double()
+        mass = (mass.detach() / mass.sum().clamp(min=1e-30)).double()
         widths = self.table.widths.double()
         width = float(torch.exp(-torch.special.xlogy(mass, mass / widths).sum()))
         if width < self.collapse:
@@ -112,6 +113,12 @@ class AdaptiveSampler(Learner):
             return self.table.density(u)
         with torch.no_grad():
             return (self.masses(x0) / self.table.widths).gather(1, self.table.bin(u)[:, None]).squeeze(1)
+
+    @torch.no_grad()
+    def marginal(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        if x0 is None or not self.estimator.conditional:
+            return self.table.density(u)
+        return (self.masses(x0).mean(0) / self.table.widths)[self.table.bin(u)]
 
     def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
         return self._draw(v, x0)[0]

@@ -1,0 +1,181 @@
+"""What a learning sampler costs in training: time per step over uniform's, on the CIFAR-10 UNet of the papers.
+
+    python benchmarks/sampler_cost.py steps --device cuda --channels 128 --json benchmarks/results/step_cost.jsonl [--compile]
+
+Short blocks of uniform and of the sampler alternate in one run on one model, so that clocks, caches and neighbours are the
+same for both; printed are the median ratio and its range over the rounds. Blocks hold a whole number of updates. Trials of
+the look-ahead estimator are rarer than a block, so one event is timed by itself and spread over its interval.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import diffusers
+import torch
+from diffusers import UNet2DModel
+
+import noisewise
+from noisewise import DDPM, Objective, build
+
+SAMPLERS = {
+    "adaptive (default)": ("adaptive+minsnr", 100),
+    "reinforce (our settings)": ("adaptive:estimator=reinforce", 80),
+    "paper_cifar10": ("paper_cifar10", 80),
+    "paper_cifar10, calls of 704": ("paper_cifar10:probe_batch=704", 80),
+    "loss_moment": ("loss_moment", 80),
+    "gradient_variance": ("gradient_variance", 80),
+}
+
+
+def unet(channels: int) -> UNet2DModel:
+    return UNet2DModel(
+        sample_size=32,
+        in_channels=3,
+        out_channels=3,
+        block_out_channels=(channels, 2 * channels, 2 * channels, 2 * channels),
+        layers_per_block=2,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
+        dropout=0.1,
+        norm_num_groups=min(32, channels),
+    )
+
+
+class Training:
+    """One model, trained on in blocks with whichever sampler is asked for."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.device, self.batch = args.device, args.batch
+        self.model = unet(args.channels).to(args.device)
+        self.network = torch.compile(self.model) if args.compile else self.model
+        fused = args.device == "cuda"
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5, fused=fused)
+        self.objective = Objective(DDPM.linear())
+        self.images = torch.randn(4 * args.batch, 3, 32, 32, device=args.device)
+        self.precision = torch.autocast(args.device, torch.bfloat16, enabled=args.device == "cuda")
+
+    def step(self, recipe: noisewise.Recipe) -> None:
+        x0 = self.images[torch.randint(0, len(self.images), (self.batch,), device=self.device)]
+
+        def loss_at(rows, u):
+            with self.precision:
+                return self.objective.losses(self.network, x0[rows], u)
+
+        draw = recipe.sampler.sample(x0)
+        losses = loss_at(slice(None), draw.u)
+        self.optimizer.zero_grad(set_to_none=True)
+        (draw.weight * recipe.weighting.weighted(losses, self.objective, draw.u)).mean().backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        with recipe.sampler.observe(draw, losses.detach(), loss_at):
+            self.optimizer.step()
+
+    def seconds(self, function) -> float:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        function()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def block(self, recipe: noisewise.Recipe, steps: int) -> float:
+        return self.seconds(lambda: [self.step(recipe) for _ in range(steps)]) / steps
+
+    def recipe(self, spec: str) -> noisewise.Recipe:
+        recipe = build(spec, self.objective.process)
+        recipe.sampler.attach(self.model, self.optimizer)
+        return recipe
+
+
+def compare(training: Training, spec: str, steps: int, rounds: int) -> dict:
+    uniform, other = training.recipe("uniform"), training.recipe(spec)
+    for recipe in (uniform, other):
+        training.block(recipe, steps)  # warm up: compile, allocate, first selection
+    pairs = [(training.block(uniform, steps), training.block(other, steps)) for _ in range(rounds)]
+    ratios = [b / a for a, b in pairs]
+    return {
+        "uniform_ms": round(1e3 * statistics.median(a for a, _ in pairs), 3),
+        "sampler_ms": round(1e3 * statistics.median(b for _, b in pairs), 3),
+        "ratio": round(statistics.median(ratios), 4),
+        "range": [round(min(ratios), 4), round(max(ratios), 4)],
+        "steps_per_block": steps,
+        "rounds": rounds,
+    }
+
+
+def lookahead(training: Training, spec: str, rounds: int) -> dict:
+    """The time of one event over that of the training steps it is spread over."""
+    recipe = training.recipe(spec)
+    estimator, device = recipe.sampler.estimator, torch.device(training.device)
+    x0 = training.images[: training.batch]
+    recipe.sampler.sample(x0)
+
+    def loss_at(rows, u):
+        with training.precision:
+            return training.objective.losses(training.network, x0[rows], u)
+
+    uniform = training.recipe("uniform")
+    training.block(uniform, 20)
+    step = training.block(uniform, 40)
+    events = [
+        training.seconds(lambda: estimator.measure(recipe.sampler, training.batch, device, loss_at)) for _ in range(rounds)
+    ]
+    interval = estimator.interval(training.batch)
+    return {
+        "uniform_ms": round(1e3 * step, 3),
+        "event_ms": round(1e3 * statistics.median(events[1:]), 1),
+        "interval": interval,
+        "ratio": round(1 + statistics.median(events[1:]) / (interval * step), 4),
+        "range": [round(1 + t / (interval * step), 4) for t in (min(events[1:]), max(events[1:]))],
+        "rounds": rounds - 1,
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--channels", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, help="steps per block, instead of each sampler's own")
+    parser.add_argument("--only", help="comma-separated names")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(arguments)
+    torch.manual_seed(0)
+    training = Training(args)
+    parameters = sum(p.numel() for p in training.model.parameters())
+    environment = {
+        "gpu": torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "diffusers": diffusers.__version__,
+        "noisewise": noisewise.__version__,
+        "parameters": parameters,
+        "batch": args.batch,
+        "compile": args.compile,
+        "precision": "bf16 autocast" if args.device == "cuda" else "fp32",
+    }
+    print(environment)
+    wanted = args.only.split(",") if args.only else [*SAMPLERS, "lookahead"]
+    for name in wanted:
+        if name == "lookahead":
+            spec = "adaptive:estimator=lookahead"
+            row = lookahead(training, spec, args.rounds)
+        else:
+            spec, steps = SAMPLERS[name]
+            row = compare(training, spec, args.steps or steps, args.rounds)
+        print(
+            f"{name:28s} {row['ratio']:.3f}x uniform's time per step ({row['range'][0]:.3f} to {row['range'][1]:.3f})",
+            flush=True,
+        )
+        if args.json:
+            with args.json.open("a") as file:
+                file.write(json.dumps({"sampler": name, "spec": spec, **row, **environment}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
