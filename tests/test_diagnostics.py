@@ -330,6 +330,8 @@ def test_too_few_snapshots():
 
 def test_mean_density_over_data():
     class PerSample(Uniform):
+        conditional = True
+
         def density(self, u, x0=None):
             return x0 * 2 * u + (1 - x0) * 2 * (1 - u)
 

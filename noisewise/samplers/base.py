@@ -75,6 +75,7 @@ class Sampler(nn.Module):
     """
 
     constant = True  # the density never changes: no learning, no dependence on the step
+    conditional = False  # the density depends on the data
 
     def __init__(
         self, process: Process, *, correction: str | Correction = "none", draws: str = "independent", seed: int = 0
@@ -105,7 +106,9 @@ class Sampler(nn.Module):
 
     def marginal(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
         """q(u) averaged over the data `x0`, for plots; the same as `density` for samplers that do not look at the data."""
-        return self.density(u)
+        if x0 is None or not self.conditional:
+            return self.density(u)
+        return torch.stack([self.density(u, row.expand(len(u), *row.shape)) for row in x0[:64]]).mean(0)
 
     def feedback(self, draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> AbstractContextManager[None]:
         """Wraps the optimizer step; learning samplers measure before and after it."""

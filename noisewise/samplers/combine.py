@@ -30,6 +30,7 @@ class Combined(Sampler):
             correction = wanted.pop() if wanted else "none"
         super().__init__(process, correction=correction, **common)
         self.constant = all(part.constant for part in parts)
+        self.conditional = any(part.conditional for part in parts)
 
     def feedback(self, draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> AbstractContextManager[None]:
         return self.active().feedback(draw, losses, loss_at)

@@ -68,6 +68,7 @@ class AdaptiveSampler(Learner):
         table = Histogram((edges[1:] - edges[:-1]).double(), edges)
         super().__init__(process, table, floor=floor, correction=correction or ESTIMATORS[estimator].correction, **settings)
         self.estimator = ESTIMATORS[estimator](table.edges, **own)
+        self.conditional = self.estimator.conditional
         if not 0 <= collapse < 1:
             raise ValueError(f"collapse must lie in [0, 1), got {collapse}")
         self.collapse = collapse
@@ -87,7 +88,8 @@ class AdaptiveSampler(Learner):
 
         Called at updates only: it waits for the device.
         """
-        mass = (mass.detach() / mass.sum().clamp(min=1e-30)).double()
+        mass = mass.detach().double()
+        mass = mass / mass.sum().clamp(min=1e-30)
         widths = self.table.widths.double()
         width = float(torch.exp(-torch.special.xlogy(mass, mass / widths).sum()))
         if width < self.collapse:
@@ -109,14 +111,14 @@ class AdaptiveSampler(Learner):
         return (1 - self.floor) * self.estimator.masses(x0) + self.floor * self.table.widths
 
     def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        if x0 is None or not self.estimator.conditional:
+        if x0 is None or not self.conditional:
             return self.table.density(u)
         with torch.no_grad():
             return (self.masses(x0) / self.table.widths).gather(1, self.table.bin(u)[:, None]).squeeze(1)
 
     @torch.no_grad()
     def marginal(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        if x0 is None or not self.estimator.conditional:
+        if x0 is None or not self.conditional:
             return self.table.density(u)
         return (self.masses(x0).mean(0) / self.table.widths)[self.table.bin(u)]
 
@@ -124,7 +126,7 @@ class AdaptiveSampler(Learner):
         return self._draw(v, x0)[0]
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        if x0 is None or not self.estimator.conditional:
+        if x0 is None or not self.conditional:
             u = self.table.quantile(v)
             density = self.table.density(u)
             return u, density, self._weight(density, None)
@@ -138,7 +140,7 @@ class AdaptiveSampler(Learner):
         return u, density, weight
 
     def _kept(self, x0: Tensor | None) -> Tensor | None:
-        return x0 if self.estimator.conditional else None
+        return x0 if self.conditional else None
 
 
 def _settings_of(estimator: type[Estimator]) -> list[str]:
