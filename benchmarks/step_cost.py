@@ -2,8 +2,8 @@
 
     python benchmarks/sampler_cost.py steps --device cuda --channels 128 --json benchmarks/results/step_cost.jsonl [--compile]
 
-Short blocks of uniform and of the sampler alternate in one run on one model, so that clocks, caches and neighbours are the
-same for both; printed are the median ratio and its range over the rounds. Blocks hold a whole number of updates. Trials of
+Short blocks of uniform (with the same loss weighting) and of the sampler alternate in one run on one model, so that clocks,
+caches and neighbours are the same for both; printed are the median ratio and its range over the rounds. Blocks hold a whole number of updates. Trials of
 the look-ahead estimator are rarer than a block, so one event is timed by itself and spread over its interval.
 """
 
@@ -22,12 +22,13 @@ import noisewise
 from noisewise import DDPM, Objective, build
 
 SAMPLERS = {
-    "adaptive (default)": ("adaptive+minsnr", 100),
-    "reinforce (our settings)": ("adaptive:estimator=reinforce", 80),
-    "paper_cifar10": ("paper_cifar10", 80),
-    "paper_cifar10, calls of 704": ("paper_cifar10:probe_batch=704", 80),
-    "loss_moment": ("loss_moment", 80),
-    "gradient_variance": ("gradient_variance", 80),
+    "adaptive": ("adaptive", 50),
+    "adaptive+minsnr": ("adaptive+minsnr", 50),
+    "reinforce": ("adaptive:estimator=reinforce", 40),
+    "paper_cifar10": ("paper_cifar10", 40),
+    "paper_cifar10-704": ("paper_cifar10:probe_batch=704", 40),
+    "loss_moment": ("loss_moment", 40),
+    "gradient_variance": ("gradient_variance", 40),
 }
 
 
@@ -92,7 +93,8 @@ class Training:
 
 
 def compare(training: Training, spec: str, steps: int, rounds: int) -> dict:
-    uniform, other = training.recipe("uniform"), training.recipe(spec)
+    weighting = spec.partition("+")[2]
+    uniform, other = training.recipe(f"uniform+{weighting}" if weighting else "uniform"), training.recipe(spec)
     for recipe in (uniform, other):
         training.block(recipe, steps)  # warm up: compile, allocate, first selection
     pairs = [(training.block(uniform, steps), training.block(other, steps)) for _ in range(rounds)]
@@ -169,7 +171,7 @@ def main(arguments: list[str] | None = None) -> None:
             spec, steps = SAMPLERS[name]
             row = compare(training, spec, args.steps or steps, args.rounds)
         print(
-            f"{name:28s} {row['ratio']:.3f}x uniform's time per step ({row['range'][0]:.3f} to {row['range'][1]:.3f})",
+            f"{name:20s} {row['ratio']:.3f}x uniform's time per step ({row['range'][0]:.3f} to {row['range'][1]:.3f})",
             flush=True,
         )
         if args.json:

@@ -79,7 +79,7 @@ class Task:
             self.train, self.test = images[:-1000].to(args.device), images[-1000:].to(args.device)
             self.lr, self.ema, self.steps, self.flip = 2e-4, 0.9995, args.steps or 3000, True
         self.name, self.batch = args.task, args.batch
-        self.compile = args.compile
+        self.compile, self.per_level = args.compile, args.per_level
         self.precision = torch.autocast(args.device, torch.bfloat16, enabled=args.device == "cuda")
 
     def model(self) -> nn.Module:
@@ -144,10 +144,10 @@ def train(task: Task, method: str, process: DDPM, seed: int) -> dict:
 
 
 @torch.no_grad()
-def held_out(task: Task, model: nn.Module, objective: Objective, levels: int = 60, per_level: int = 200) -> Tensor:
+def held_out(task: Task, model: nn.Module, objective: Objective, levels: int = 60) -> Tensor:
     """The plain loss at 60 noise levels, each on the same images with the same noise whatever the method."""
     model.eval()
-    losses = []
+    losses, per_level = [], task.per_level
     for level in range(levels):
         generator = torch.Generator(task.device).manual_seed(level)
         rows = torch.randint(0, len(task.test), (per_level,), generator=generator, device=task.device)
@@ -195,6 +195,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--only", help="comma-free names of methods, separated by ;")
+    parser.add_argument("--per-level", type=int, default=200, help="held-out images at each noise level")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

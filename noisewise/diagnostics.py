@@ -36,8 +36,8 @@ class Skipped(nn.Module):
 
     def count(self, bad: Tensor) -> None:
         """Take in one step's number of bad losses (over all ranks)."""
-        self.total += bad
-        self.run.copy_(torch.where(bad > 0, self.run + 1, 0))
+        self.total += bad.long()
+        self.run.add_(1).mul_(bad > 0)
 
     def check(self, limit: int) -> None:
         """Raise if each of the last `limit` steps had some."""
@@ -53,45 +53,43 @@ class RunningLoss(nn.Module):
 
     Args:
         edges: K + 1 increasing numbers from 0 to 1.
-        decay: what the past counts at each step in which an interval is seen again; 1 averages over all of training.
+        decay: what the past counts, each time an interval is seen again.
 
-    Losses that are not finite are left out, and `update` returns how many there were.
+    Losses that are not finite are left out.
     """
 
     def __init__(self, edges: Tensor, decay: float = 0.98) -> None:
         super().__init__()
-        if not 0 < decay <= 1:
-            raise ValueError(f"decay must lie in (0, 1], got {decay}")
+        if not 0 < decay < 1:
+            raise ValueError(f"decay must lie in (0, 1), got {decay}")
         self.decay = decay
         bins = len(edges) - 1
         self.register_buffer("edges", edges.float().clone())
-        self.register_buffer("moments", torch.zeros(3, bins))  # decayed count, mean loss, mean squared loss
-        self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
+        self.register_buffer("sums", torch.zeros(3, bins))  # decayed: count, loss, loss^2
+        self.register_buffer("bins", torch.arange(bins), persistent=False)
         self.edges: Tensor
-        self.moments: Tensor
-        self.counts: Tensor
+        self.sums: Tensor
+        self.bins: Tensor
 
     def update(self, u: Tensor, losses: Tensor) -> Tensor:
-        """Take in one step's losses of this rank; a collective call, without a host synchronisation."""
+        """Take in one step's losses of this rank and return what all ranks had: (4, K), the number of losses in each interval,
+        their sum, the sum of their squares, and how many were not finite. A collective call that does not wait for the device.
+
+        A product, not a scatter, so that the sums are the same bits in every run; and few kernels, since it is made every step.
+        """
         finite = torch.isfinite(losses)
-        losses = wide(torch.where(finite, losses, 0.0))
-        which = torch.bucketize(u, self.edges[1:-1], right=True)
-        member = (which[:, None] == torch.arange(self.moments.shape[1], device=u.device)) & finite[:, None]
-        rows = torch.stack([torch.ones_like(losses), losses, losses**2])
-        batch = rows @ member.to(rows.dtype)  # a product, not a scatter: the same bits in every run
-        bad = (~finite).sum().to(rows.dtype).expand(1, batch.shape[1])
-        batch = distributed.gather_sum(torch.cat([batch, bad]))
-        batch, bad_count = batch[:3].to(self.moments.dtype), batch[3, 0].long()
-        n, past = batch[0], self.moments[0] * self.decay
-        updated = self.moments[1:] + (batch[1:] - n * self.moments[1:]) / (past + n).clamp(min=1e-30)
-        self.moments.copy_(torch.where(n > 0, torch.cat([(past + n)[None], updated]), self.moments))
-        self.counts += batch[0].long()
-        return bad_count
+        losses = torch.where(finite, losses, 0.0)
+        member = torch.bucketize(u, self.edges[1:-1], right=True)[:, None] == self.bins
+        rows = torch.stack([finite, losses, losses * losses, ~finite])
+        batch = distributed.gather_sum(rows @ member.to(rows.dtype))
+        fade = torch.where(batch[0] > 0, self.decay, 1.0)
+        torch.addcmul(batch[:3], self.sums, fade, out=self.sums)
+        return batch
 
     @property
     def seen(self) -> Tensor:
         """Which intervals have had a loss yet."""
-        return self.counts > 0
+        return self.sums[0] > 0
 
     def mean(self) -> Tensor:
         """The mean loss in each interval (the mean of all where there was none yet)."""
@@ -102,8 +100,8 @@ class RunningLoss(nn.Module):
         return self._moment(2)
 
     def _moment(self, row: int) -> Tensor:
-        everywhere = (self.moments[0] * self.moments[row]).sum() / self.moments[0].sum().clamp(min=1e-30)
-        return torch.where(self.seen, self.moments[row], everywhere)
+        everywhere = self.sums[row].sum() / self.sums[0].sum().clamp(min=1e-30)
+        return torch.where(self.seen, self.sums[row] / self.sums[0].clamp(min=1e-30), everywhere)
 
 
 class Monitor(nn.Module):
@@ -121,10 +119,12 @@ class Monitor(nn.Module):
         self.running = RunningLoss(even_edges(bins), decay)
         self.skipped = Skipped()
         self.snapshots = snapshots
+        self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
         self.register_buffer("weights", torch.zeros(2))  # running means of w and w^2
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self.register_buffer("densities", torch.zeros(snapshots, bins))
         self.register_buffer("steps", torch.full((snapshots,), -1, dtype=torch.int64))
+        self.counts: Tensor
         self.weights: Tensor
         self.batches: Tensor
         self.densities: Tensor
@@ -138,7 +138,9 @@ class Monitor(nn.Module):
         """Take in one step; moves itself to the device of the losses."""
         if self.weights.device != losses.device:
             self.to(losses.device)
-        self.skipped.count(self.running.update(draw.u, losses.detach().float()))
+        batch = self.running.update(draw.u, losses.detach().float())
+        self.counts += batch[0].long()
+        self.skipped.count(batch[3].sum())
         weight = wide(draw.weight)
         n, total, squares = distributed.gather_sum(torch.stack([torch.ones_like(weight), weight, weight**2]).sum(1))
         self.batches += 1
@@ -172,7 +174,7 @@ class Monitor(nn.Module):
         running = self.running
         result = {
             "edges": running.edges,
-            "count": running.counts,
+            "count": self.counts,
             "loss": torch.where(running.seen, running.mean(), torch.nan),
             "loss2": torch.where(running.seen, running.second_moment(), torch.nan),
             "effective_share": self.effective_share,

@@ -156,5 +156,7 @@ class Objective:
 
         Exact for "mse" and "l1" (whose errors scale with sqrt(k)); for "huber" it is exact in the quadratic part.
         """
+        if self.prediction == "eps":
+            return eps_weight
         k = eps_error_per_prediction_error(self.process.log_snr(u), self.prediction, self.sigma_data)
         return eps_weight * (k.sqrt() if self.loss == "l1" else k)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from noisewise.increments import scaled_variance_increment, vanishing_point
 from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
-from noisewise.processes import DDPM, Process, interval
+from noisewise.processes import DDPM, Process, check_u, interval
 
 
 def min_snr(log_snr: Tensor, gamma: float = 5.0) -> Tensor:
@@ -107,14 +107,14 @@ class NoWeight(Weighting):
     """Weight 1 on the loss of whatever the model predicts, as in most training scripts."""
 
     def forward(self, objective: Objective, u: Tensor) -> Tensor:
-        return 1 / objective.per_prediction(torch.ones_like(u), u)
+        return 1 / objective.per_prediction(torch.ones_like(check_u(u)), u)
 
 
 class Simple(Weighting):
     """Weight 1 on the eps-loss whatever the model predicts (Ho et al. 2020, Eq. 14)."""
 
     def forward(self, objective: Objective, u: Tensor) -> Tensor:
-        return torch.ones_like(u)
+        return torch.ones_like(check_u(u))
 
 
 class OfLogSNR(Weighting):

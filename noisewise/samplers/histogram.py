@@ -1,10 +1,11 @@
-"""A piecewise-constant density on [0, 1]: the one representation behind every sampler without a closed form."""
+"""Piecewise-constant densities on [0, 1]: the one representation behind every sampler without a closed form."""
 
 import torch
 from torch import Tensor, nn
 
 from noisewise.diagnostics import wide
 from noisewise.processes import interval
+from noisewise.samplers.base import Sampler
 
 
 class Histogram(nn.Module):
@@ -24,9 +25,13 @@ class Histogram(nn.Module):
         self.even = edges is None
         self.register_buffer("mass", torch.empty(bins), persistent)
         self.register_buffer("cumulative", torch.empty(bins), persistent)
+        self.register_buffer(
+            "rows", torch.empty(bins, 5), persistent
+        )  # what a draw needs to know of its interval, in one look-up
         self.edges: Tensor
         self.mass: Tensor
         self.cumulative: Tensor
+        self.rows: Tensor
         if not bool(torch.isfinite(mass).all()) or bool((mass < 0).any()) or not float(mass.sum()) > 0:
             raise ValueError("a density must be finite, nowhere negative and positive somewhere on this process")
         self.set(mass)
@@ -43,8 +48,13 @@ class Histogram(nn.Module):
         """Take new masses, without waiting for the device."""
         mass = wide(mass)
         mass = mass / mass.sum()
+        cumulative = mass.cumsum(0)
+        low, widths = self.edges[:-1].to(mass), self.widths.to(mass)
+        high = low + widths * (1 - self.bins * 2.0**-22)  # rounding must not carry u into the next timestep
+        slope = widths / mass.clamp(min=1e-30)
         self.mass.copy_(mass)
-        self.cumulative.copy_(mass.cumsum(0))
+        self.cumulative.copy_(cumulative)
+        self.rows.copy_(torch.stack([low, high, cumulative - mass, slope, mass / widths], 1))
 
     def bin(self, u: Tensor) -> Tensor:
         """The interval each u lies in."""
@@ -54,20 +64,33 @@ class Histogram(nn.Module):
 
     def density(self, u: Tensor) -> Tensor:
         """q(u), with respect to length."""
-        return (self.mass / self.widths)[self.bin(u)].to(u.dtype)
+        return self.rows[self.bin(u), 4].to(u.dtype)
 
-    def quantile(self, v: Tensor) -> Tensor:
-        """u with CDF(u) = v; intervals without mass are never hit."""
-        target = v * self.cumulative[-1]
-        index = torch.searchsorted(self.cumulative, target.contiguous(), right=True).clamp(max=self.bins - 1)
-        mass = self.mass[index]
-        inside = (target - (self.cumulative[index] - mass)) / mass.clamp(min=1e-30)
-        short_of_edge = 1 - self.bins * 2.0**-22  # rounding must not carry u into the next timestep
-        return self.edges[index] + inside.clamp(0, short_of_edge) * self.widths[index]
+    def draw(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """u with CDF(u) = v, and its density; intervals without mass are never hit."""
+        index = torch.searchsorted(self.cumulative, v.contiguous(), right=True).clamp(max=self.bins - 1)
+        low, high, before, slope, density = self.rows[index].unbind(1)
+        return torch.minimum(low + (v - before).clamp(min=0) * slope, high), density
+
+
+class TableSampler(Sampler):
+    """A sampler whose density is a histogram."""
+
+    table: Histogram
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        return self.table.density(u)
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        return self.table.draw(v)[0]
+
+    def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        u, density = self.table.draw(v)
+        return u, density, self._weight(density, x0)
 
 
 def row_quantile(mass: Tensor, edges: Tensor, v: Tensor) -> Tensor:
-    """As `Histogram.quantile`, with a density of its own (a row of `mass`) for each v."""
+    """As `Histogram.draw`, with a density of its own (a row of `mass`) for each v."""
     cumulative = mass.cumsum(1)
     target = (v * cumulative[:, -1])[:, None]
     index = torch.searchsorted(cumulative, target, right=True).clamp(max=mass.shape[1] - 1)

@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from noisewise.diagnostics import Skipped
 from noisewise.objective import Objective
 from noisewise.processes import Process
-from noisewise.samplers.base import Sampler
-from noisewise.samplers.histogram import Histogram
+from noisewise.samplers.histogram import Histogram, TableSampler
 from noisewise.weighting import Weighting
 
 
-class Learner(Sampler):
+class Learner(TableSampler):
     """A sampler whose density is learned during training.
 
     Args:
@@ -79,12 +78,6 @@ class Learner(Sampler):
         """What is to fall; None for the losses as they are handed over."""
         return self._weightings[1]
 
-    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.density(u)
-
-    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.quantile(v)
-
     def on_target(self, losses: Tensor, u: Tensor) -> Tensor:
         """Losses weighted by the target."""
         return self._weighted(self._weightings[1], losses, u)
@@ -111,5 +104,5 @@ class Learner(Sampler):
 
     def advance(self) -> None:
         super().advance()
-        if self.step % self.check_every == 0:
+        if self.step % min(self.check_every, self.max_bad_steps) == 0:
             self.skipped.check(self.max_bad_steps)

@@ -43,11 +43,14 @@ class SpeeD(Tabulated):
     def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
         if not self.mirror:
             return super().quantile(v)
-        u = self.drawn.quantile((2 * v) % 1)
+        u = self.drawn.draw((2 * v) % 1)[0]
         place = u * self.drawn.bins
         index = place.long().clamp(max=self.drawn.bins - 1)
         mirrored = (_mirror(index, self.tau, self.drawn.bins) + (place - index)) / self.drawn.bins
         return torch.where(v < 0.5, u, mirrored)
+
+    def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        return Sampler._draw(self, v, x0) if self.mirror else super()._draw(v, x0)
 
     def _uniforms(self, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
         v = Sampler._uniforms(self, n, device, generator)

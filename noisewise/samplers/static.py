@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noisewise.processes import Process
 from noisewise.samplers.base import Sampler
-from noisewise.samplers.histogram import Histogram
+from noisewise.samplers.histogram import Histogram, TableSampler
 
 BINS = 1000
 """Intervals of u for tabulated densities in continuous time; a discrete process brings its own number of timesteps."""
@@ -92,18 +92,12 @@ class CosMap(Sampler):
         return sine / (sine + cosine)
 
 
-class Tabulated(Sampler):
+class Tabulated(TableSampler):
     """A fixed density given by the masses of equal intervals of u."""
 
     def __init__(self, process: Process, mass: Tensor, **common: Any) -> None:
         super().__init__(process, **common)
         self.table = Histogram(mass, persistent=False)
-
-    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.density(u)
-
-    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.quantile(v)
 
 
 class Table(Tabulated):

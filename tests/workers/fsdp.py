@@ -3,10 +3,12 @@
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from noisewise import DDPM
@@ -25,9 +27,10 @@ SPECS = [
 def main(out: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     result = {}
     for spec in SPECS:
-        toy = Toy(spec, DDPM.linear(), batch=16, data_seed=rank, wrap=fully_shard)
+        toy = Toy(spec, DDPM.linear(), batch=16, data_seed=rank, wrap=partial(fully_shard, mesh=mesh))
         states = []
         for _ in range(8):
             toy.step()

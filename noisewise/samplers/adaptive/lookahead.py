@@ -141,7 +141,7 @@ class LookaheadEstimator(Estimator):
         low, high = self.edges[stratum], self.edges[stratum + 1]
         inside = (v / self.share).clamp(max=1 - 2.0**-24)
         outside = ((v - self.share) / max(1 - self.share, 1e-9)).clamp(2.0**-24, 1 - 2.0**-24)
-        u = torch.where(v < self.share, low + inside * (high - low), sampler.table.quantile(outside))
+        u = torch.where(v < self.share, low + inside * (high - low), sampler.table.draw(outside)[0])
         density = (1 - self.share) * sampler.table.density(u) + self.share * ((u >= low) & (u < high)) / (high - low)
         losses = check_evaluation(loss_at(torch.arange(batch, device=device), u), u)
         return (sampler.correction.raw(density) * sampler.in_training(losses, u)).mean()

@@ -43,7 +43,8 @@ class LossEstimator(Estimator):
         losses = sampler.check_losses(losses)
         yield
         with torch.no_grad():
-            sampler.skipped.count(self.running.update(draw.u, sampler.on_target(losses, draw.u)))
+            batch = self.running.update(draw.u, sampler.on_target(losses, draw.u))
+            sampler.skipped.count(batch[3].sum())
             step = sampler.step + 1
             if step >= self.warmup and step % self.every == 0:
                 sampler.settle(self.running.mean().clamp(min=0) ** self.power * sampler.table.widths)

@@ -127,9 +127,7 @@ class AdaptiveSampler(Learner):
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         if x0 is None or not self.conditional:
-            u = self.table.quantile(v)
-            density = self.table.density(u)
-            return u, density, self._weight(density, None)
+            return super()._draw(v, None)
         mass = self.masses(x0)
         u = row_quantile(mass, self.table.edges, v)
         densities = mass / self.table.widths
