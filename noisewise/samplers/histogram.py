@@ -25,9 +25,7 @@ class Histogram(nn.Module):
         self.even = edges is None
         self.register_buffer("mass", torch.empty(bins), persistent)
         self.register_buffer("cumulative", torch.empty(bins), persistent)
-        self.register_buffer(
-            "rows", torch.empty(bins, 5), persistent
-        )  # what a draw needs to know of its interval, in one look-up
+        self.register_buffer("rows", torch.empty(bins, 5), persistent)  # all a draw needs to know of its interval
         self.edges: Tensor
         self.mass: Tensor
         self.cumulative: Tensor
