@@ -3,8 +3,9 @@
     python benchmarks/sampler_cost.py steps --device cuda --channels 128 --json benchmarks/results/step_cost.jsonl [--compile]
 
 Short blocks of uniform (with the same loss weighting) and of the sampler alternate in one run on one model, so that clocks,
-caches and neighbours are the same for both; printed are the median ratio and its range over the rounds. Blocks hold a whole number of updates. Trials of
-the look-ahead estimator are rarer than a block, so one event is timed by itself and spread over its interval.
+caches and neighbours are the same for both; printed are the median ratio and its range over the rounds. Blocks hold a whole
+number of updates. Trials of the look-ahead estimator are rarer than a block, so one event is timed by itself and spread over
+its interval.
 """
 
 import argparse
@@ -26,7 +27,7 @@ SAMPLERS = {
     "adaptive+minsnr": ("adaptive+minsnr", 50),
     "reinforce": ("adaptive:estimator=reinforce", 40),
     "paper_cifar10": ("paper_cifar10", 40),
-    "paper_cifar10-704": ("paper_cifar10:probe_batch=704", 40),
+    "paper_cifar10-128": ("paper_cifar10:probe_batch=128", 40),
     "loss_moment": ("loss_moment", 40),
     "gradient_variance": ("gradient_variance", 40),
 }
@@ -52,7 +53,7 @@ class Training:
     def __init__(self, args: argparse.Namespace) -> None:
         self.device, self.batch = args.device, args.batch
         self.model = unet(args.channels).to(args.device)
-        self.network = torch.compile(self.model) if args.compile else self.model
+        self.network = torch.compile(self.model, dynamic=False) if args.compile else self.model
         fused = args.device == "cuda"
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5, fused=fused)
         self.objective = Objective(DDPM.linear())

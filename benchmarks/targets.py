@@ -105,7 +105,7 @@ class Task:
 def train(task: Task, method: str, process: DDPM, seed: int) -> dict:
     torch.manual_seed(seed)
     model = task.model().to(task.device)
-    network = torch.compile(model) if task.compile else model
+    network = torch.compile(model, dynamic=False) if task.compile else model
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(task.ema))
     optimizer = torch.optim.Adam(model.parameters(), lr=task.lr, fused=task.device == "cuda")
     objective = Objective(process)

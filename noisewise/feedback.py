@@ -77,19 +77,20 @@ def check_evaluation(losses: Any, expected: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate(
-    loss_at: Callable[[Any, Tensor], Any], rows: Tensor, u: Tensor, *, chunk: int, seed: int, model: nn.Module | None
+    loss_at: Callable[[Any, Tensor], Any], rows: Tensor, u: Tensor, *, most: int, seed: int, model: nn.Module | None
 ) -> Tensor:
-    """The losses of those rows at those u, in calls of exactly `chunk` samples (the last is filled up and cut off).
+    """The losses of those rows at those u, in calls of equal size with at most that many samples each.
 
     One seed gives one noise and one dropout, so a difference between two calls is due to the parameters alone; the caller's
     random state and the model's buffers stay as they were. All ranks make the same number of calls.
     """
     n = len(u)
-    calls = distributed.largest(-(-n // chunk), u.device)
-    wrapped = torch.arange(calls * chunk, device=u.device) % n
+    calls = distributed.largest(-(-n // most), u.device)
+    size = -(-n // calls)
+    wrapped = torch.arange(calls * size, device=u.device) % n  # the last call is filled up
     rows, u = rows[wrapped], u[wrapped]
     with preserved_random_state(seed), preserved_buffers(model):
-        parts = [check_evaluation(loss_at(r, v), v) for r, v in zip(rows.split(chunk), u.split(chunk), strict=True)]
+        parts = [check_evaluation(loss_at(r, v), v) for r, v in zip(rows.split(size), u.split(size), strict=True)]
     return torch.cat(parts)[:n]
 
 

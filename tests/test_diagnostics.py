@@ -18,7 +18,7 @@ def batches(steps=30, n=16, seed=0):
 
 
 def plain_loop(batches, bins, decay):
-    """(count, mean, second moment) of each interval, one loss at a time."""
+    """(how many were seen, mean, second moment) of each interval, one loss at a time."""
     count, total, squares, seen = [0.0] * bins, [0.0] * bins, [0.0] * bins, [0] * bins
     for u, losses in batches:
         cells = [min(int(value * bins), bins - 1) for value in u.double().tolist()]
@@ -36,17 +36,41 @@ def drawn(u, weight=None):
     return Draw(u, u, torch.ones_like(u) if weight is None else weight, torch.ones_like(u))
 
 
-@pytest.mark.parametrize("decay", [1.0, 0.9, 0.5])
+@pytest.mark.parametrize("decay", [0.9999, 0.9, 0.5])
 @pytest.mark.parametrize("bins", [1, 4, 64])
 def test_running_loss_is_a_plain_loop(bins, decay):
     running = RunningLoss(even_edges(bins), decay)
     data = batches()
-    for u, losses in data:
-        running.update(u, losses)
+    counts = sum(running.update(u, losses)[0] for u, losses in data)
     seen, means, moments = plain_loop(data, bins, decay)
-    assert running.counts.tolist() == seen
+    assert counts.tolist() == seen
+    assert running.seen.tolist() == [count > 0 for count in seen]
     np.testing.assert_allclose(running.mean().numpy(), means, rtol=2e-6)
     np.testing.assert_allclose(running.second_moment().numpy(), moments, rtol=2e-6)
+
+
+def test_an_update_returns_the_sums_of_its_batch():
+    running, bins = RunningLoss(even_edges(5), 0.5), 5
+    for i, (u, losses) in enumerate(batches(5)):
+        losses[i] = math.nan
+        expected = [[0.0] * bins for _ in range(4)]
+        for value, loss in zip(u.double().tolist(), losses.double().tolist(), strict=True):
+            cell = min(int(value * bins), bins - 1)
+            for row, amount in enumerate([0, 0, 0, 1] if math.isnan(loss) else [1, loss, loss**2, 0]):
+                expected[row][cell] += amount
+        batch = running.update(u, losses)
+        assert batch.shape == (4, bins)
+        assert batch[[0, 3]].tolist() == [expected[0], expected[3]]
+        np.testing.assert_allclose(batch.numpy(), expected, rtol=2e-6)
+
+
+def test_sums_are_decayed_sums_of_the_batches():
+    running, expected = RunningLoss(even_edges(3), 0.5), torch.zeros(3, 3)
+    for u, losses in batches(10, n=4):
+        batch = running.update(u, losses)
+        expected = expected * torch.where(batch[0] > 0, 0.5, 1.0) + batch[:3]
+    assert running.sums.shape == (3, 3)
+    torch.testing.assert_close(running.sums, expected)
 
 
 def test_an_interval_decays_only_when_it_is_seen():
@@ -60,7 +84,7 @@ def test_an_interval_decays_only_when_it_is_seen():
 
 
 def test_unseen_intervals_take_the_mean_of_all():
-    running = RunningLoss(even_edges(4), 1.0)
+    running = RunningLoss(even_edges(4))
     assert running.mean().tolist() == [0.0] * 4
     running.update(torch.tensor([0.1, 0.1, 0.9]), torch.tensor([1.0, 3.0, 5.0]))
     assert running.seen.tolist() == [True, False, False, True]
@@ -70,15 +94,15 @@ def test_unseen_intervals_take_the_mean_of_all():
 
 def test_uneven_intervals_and_their_edges():
     running = RunningLoss(torch.tensor([0.0, 0.1, 0.5, 1.0]))
-    running.update(torch.tensor([0.0, 0.099, 0.1, 0.499, 0.5, 1.0]), torch.ones(6))
-    assert running.counts.tolist() == [2, 2, 2]
+    batch = running.update(torch.tensor([0.0, 0.099, 0.1, 0.499, 0.5, 1.0]), torch.ones(6))
+    assert batch[0].tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("steps", [10, 1000])
 def test_left_edges_belong_to_their_timestep(steps):
     running = RunningLoss(even_edges(steps))
-    running.update(torch.arange(steps) / steps, torch.arange(steps).float())
-    assert running.counts.tolist() == [1] * steps
+    batch = running.update(torch.arange(steps) / steps, torch.arange(steps).float())
+    assert batch[0].tolist() == [1] * steps
     assert running.mean().tolist() == list(range(steps))
 
 
@@ -89,12 +113,17 @@ def test_losses_that_are_not_finite_are_skipped_and_counted(bad):
     for i, (u, losses) in enumerate(batches()):
         poisoned = losses.clone()
         poisoned[[0, 5]] = bad
-        counted.append(running.update(u, poisoned if i % 2 else losses).item())
+        batch = running.update(u, poisoned if i % 2 else losses)
+        counted.append(batch[3].sum().item())
         keep = torch.ones(16, dtype=torch.bool)
         keep[[0, 5]] = i % 2 == 0
-        assert clean.update(u[keep], losses[keep]).item() == 0
+        wanted = clean.update(u[keep], losses[keep])
+        assert wanted[3].tolist() == [0] * 4
+        assert batch[3].tolist() == torch.histc(u[~keep], 4, 0, 1).tolist()
+        assert torch.equal(batch[0], wanted[0])
+        torch.testing.assert_close(batch[:3], wanted[:3])
     assert counted == [0, 2] * 15
-    torch.testing.assert_close(running.counts, clean.counts)
+    torch.testing.assert_close(running.sums, clean.sums)
     torch.testing.assert_close(running.mean(), clean.mean())
 
 
@@ -102,7 +131,7 @@ def test_steps_with_bad_losses_in_a_row_are_counted():
     running, skipped = RunningLoss(even_edges(2)), Skipped()
     runs = []
     for loss in (1.0, math.nan, math.inf, 1.0, math.nan):
-        skipped.count(running.update(torch.tensor([0.3, 0.6]), torch.tensor([loss, 1.0])))
+        skipped.count(running.update(torch.tensor([0.3, 0.6]), torch.tensor([loss, 1.0]))[3].sum())
         runs.append(skipped.run.item())
     assert runs == [0, 1, 2, 0, 1]
     assert skipped.total.item() == 3
@@ -164,8 +193,12 @@ def test_learning_samplers_count_and_give_up(name):
 @pytest.mark.parametrize("name", ["adaptive", "loss_moment"])
 def test_how_many_bad_steps_is_a_setting(name):
     sampler = build(f"{name}:max_bad_steps=3", DDPM.linear(20)).sampler
-    observe_nan(sampler, sampler.check_every - 1)
-    with pytest.raises(FloatingPointError, match="last 50 steps"):
+    observe_nan(sampler, 2)
+    with pytest.raises(FloatingPointError, match="last 3 steps"):
+        observe_nan(sampler, 1)
+    sampler = build(f"{name}:max_bad_steps=70", DDPM.linear(20)).sampler
+    observe_nan(sampler, 2 * sampler.check_every - 1)
+    with pytest.raises(FloatingPointError, match="last 100 steps"):  # looked at every 50 steps
         observe_nan(sampler, 1)
     with pytest.raises(ValueError, match="max_bad_steps must be >= 1, got 0"):
         build(f"{name}:max_bad_steps=0", DDPM.linear(20))
@@ -187,9 +220,9 @@ def test_a_step_of_nothing_but_nan_leaves_no_trace():
     assert torch.equal(running.sums, before)
 
 
-@pytest.mark.parametrize("decay", [0.0, -0.1, 1.1, math.nan])
+@pytest.mark.parametrize("decay", [0.0, 1.0, -0.1, 1.1, math.nan])
 def test_wrong_decay(decay):
-    with pytest.raises(ValueError, match=r"decay must lie in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"decay must lie in \(0, 1\)"):
         RunningLoss(even_edges(2), decay)
 
 
@@ -206,6 +239,18 @@ def test_no_bins():
 
 
 # Monitor
+
+
+def test_the_monitors_counts_are_exact_and_do_not_decay():
+    monitor, data = Monitor(bins=4, decay=0.5), batches()
+    for u, losses in data:
+        losses[0] = math.nan
+        monitor.update(drawn(u), losses)
+    assert monitor.counts.dtype == torch.int64
+    assert monitor.counts.tolist() == plain_loop([(u[1:], losses[1:]) for u, losses in data], 4, 0.5)[0]
+    monitor.counts.fill_(2**24)  # where float32 can no longer count
+    monitor.update(drawn(torch.tensor([0.1])), torch.ones(1))
+    assert monitor.arrays()["count"].tolist() == [2**24 + 1, 2**24, 2**24, 2**24]
 
 
 def test_effective_share():
@@ -273,7 +318,7 @@ def test_memory_does_not_grow():
 
 
 def test_arrays():
-    monitor, sampler = Monitor(bins=4, decay=1.0), LogitNormal(DDPM.linear())
+    monitor, sampler = Monitor(bins=4), LogitNormal(DDPM.linear())
     monitor.update(drawn(torch.tensor([0.1, 0.2, 0.6])), torch.tensor([1.0, 3.0, math.nan]))
     monitor.snapshot(sampler)
     arrays = monitor.arrays()

@@ -1,20 +1,23 @@
 """The documentation agrees with the code: a card for every name, the code's defaults, specs that build, examples that run."""
 
 import inspect
+import json
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from noisewise import DDPM, SAMPLERS, WEIGHTINGS, Sampler, build
+from noisewise import DDPM, SAMPLERS, WEIGHTINGS, AdaptiveSampler, Sampler, build
 from noisewise.samplers.adaptive import ESTIMATORS
 from noisewise.samplers.learning import Learner
 from noisewise.spec import _parameters
 
 DOCS = Path(__file__).parent.parent / "docs"
+RESULTS = DOCS.parent / "benchmarks" / "results"
 REQUIRED = "required"
 MAKERS: dict[str, Callable[..., Any]] = {
     **{f"methods/{name}.md": maker for name, maker in SAMPLERS.items()},
@@ -23,30 +26,60 @@ MAKERS: dict[str, Callable[..., Any]] = {
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 COMMON = ("correction", "draws", "seed")
 SECTIONS = ("Formula", "Settings", "Spec", "Cost", "What it does to p and w", "Known failures and traps", "When not to use it")
+ADAPTIVE = "methods/adaptive.md"
+PARTS = ("Equations", "What it measures", "Settings", "Cost", "Known failures and traps", "When not to use it", "Evidence")
+OWN_CORRECTION = "the estimator's own"  # how a card writes correction=None, since `none` is a correction
 
 
 def fenced(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
 
 
-def settings_table(page: str) -> dict[str, str]:
-    """Column 'default' of the table whose columns are setting | default | meaning."""
+def section(page: str, title: str) -> str:
+    """What stands between this heading of the second level and the next."""
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    assert found, f"{page} has no section {title}"
+    return found[1]
+
+
+def settings_table(text: str) -> dict[str, str]:
+    """Column 'default' of the first table whose columns are setting | default | meaning."""
     rows: dict[str, str] = {}
     inside = False
-    for line in (DOCS / page).read_text().splitlines():
+    for line in text.splitlines():
         cells = [cell.strip().strip("`") for cell in line.strip().strip("|").split("|")]
         if cells == ["setting", "default", "meaning"]:
             inside = True
         elif inside and not line.startswith("|"):
             break
         elif inside and not set(cells[0]) <= set("-:"):
-            assert len(cells) == 3, f"{page}: {line!r} has {len(cells)} cells, not 3"
+            assert len(cells) == 3, f"{line!r} has {len(cells)} cells, not 3"
+            assert cells[0] not in rows, f"{cells[0]} is listed twice"
             rows[cells[0]] = cells[1]
     return rows
 
 
+def is_preset(maker: Callable[..., Any]) -> bool:
+    """Whether it is a function that sets up an adaptive sampler."""
+    return inspect.isfunction(maker) and inspect.signature(maker).return_annotation is AdaptiveSampler
+
+
+def preset_values(maker: Callable[..., Any]) -> dict[str, Any]:
+    """What a preset sets, as found on a sampler that it has built."""
+    sampler = maker(DDPM.linear())
+    estimator = sampler.estimator
+    values = {name: getattr(estimator, name) for name in ("every", "hidden", "depth", "lr", "entropy", "normalise", "chosen")}
+    values |= {"queue": len(estimator.queue), "strata": len(estimator.edges) - 1}
+    values |= {"floor": sampler.floor, "correction": str(sampler.correction)}
+    values["estimator"] = next(name for name, kind in ESTIMATORS.items() if type(estimator) is kind)
+    values["target"] = next(name for name, kind in WEIGHTINGS.items() if type(sampler.target) is kind)
+    return values
+
+
 def code_defaults(maker: Callable[..., Any]) -> dict[str, Any]:
     """Every setting's default; a partial's keywords win, then the class, its estimator, what learners and all share."""
+    if is_preset(maker):
+        return preset_values(maker)
     target, fixed = getattr(maker, "func", maker), getattr(maker, "keywords", {})
     sources = [target]
     if hasattr(target, "option_sources"):
@@ -58,12 +91,16 @@ def code_defaults(maker: Callable[..., Any]) -> dict[str, Any]:
     for source in sources:
         for parameter in inspect.signature(source).parameters.values():
             defaults.setdefault(parameter.name, REQUIRED if parameter.default is parameter.empty else parameter.default)
+    if hasattr(target, "option_sources") and defaults["correction"] is None:
+        defaults["correction"] = ESTIMATORS[estimator].correction if "estimator" in fixed else OWN_CORRECTION
     known = _parameters(maker)
     return {name: value for name, value in defaults.items() if name in known and name not in ("args", "kwargs")}
 
 
 def must_be_listed(maker: Callable[..., Any]) -> set[str]:
     """Settings of the method itself, of a fixed estimator, of learning samplers, and shared ones whose default it changes."""
+    if is_preset(maker):
+        return set(preset_values(maker))
     defaults, shared = code_defaults(maker), code_defaults(Sampler)
     target = getattr(maker, "func", maker)
     own = set(inspect.signature(target).parameters)
@@ -86,24 +123,78 @@ def same(text: str, value: Any) -> bool:
 def test_every_name_has_a_card_and_every_card_a_name() -> None:
     cards = {page for page in PAGES if page.startswith(("methods/", "weightings/"))}
     assert set(MAKERS) <= cards, f"without a card: {sorted(set(MAKERS) - cards)}"
-    estimators = {f"methods/{name}.md" for name in ESTIMATORS}
-    assert cards <= set(MAKERS) | estimators, f"cards of nothing: {sorted(cards - set(MAKERS) - estimators)}"
+    assert cards <= set(MAKERS), f"cards of nothing: {sorted(cards - set(MAKERS))}"
 
 
 @pytest.mark.parametrize("page", MAKERS)
 def test_card_has_every_section(page: str) -> None:
     text = (DOCS / page).read_text()
     assert text.startswith(f"# `{Path(page).stem}`\n")
-    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == list(SECTIONS)
+    estimators = [f"Estimator `{name}`" for name in ESTIMATORS] if page == ADAPTIVE else []
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*SECTIONS, *estimators]
 
 
 @pytest.mark.parametrize(("page", "maker"), MAKERS.items(), ids=list(MAKERS))
 def test_card_defaults_are_those_of_the_code(page: str, maker: Callable[..., Any]) -> None:
-    listed, defaults = settings_table(page), code_defaults(maker)
+    listed, defaults = settings_table((DOCS / page).read_text()), code_defaults(maker)
     assert must_be_listed(maker) <= set(listed), f"not on the card: {sorted(must_be_listed(maker) - set(listed))}"
     assert set(listed) <= set(defaults), f"not in the code: {sorted(set(listed) - set(defaults))}"
     wrong = {name: (text, defaults[name]) for name, text in listed.items() if not same(text, defaults[name])}
     assert not wrong, f"(card, code): {wrong}"
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_estimator_has_its_parts_and_the_codes_defaults(name: str) -> None:
+    text, kind = section(ADAPTIVE, f"Estimator `{name}`"), ESTIMATORS[name]
+    assert [line[4:] for line in text.splitlines() if line.startswith("### ")] == list(PARTS)
+    defaults = {key: parameter.default for key, parameter in inspect.signature(kind).parameters.items() if key != "edges"}
+    defaults |= {"strata": kind.strata, "correction": kind.correction}
+    listed = settings_table(text)
+    assert set(listed) == set(defaults)
+    wrong = {key: (value, defaults[key]) for key, value in listed.items() if not same(value, defaults[key])}
+    assert not wrong, f"(card, code): {wrong}"
+
+
+@cache
+def digits_results() -> dict[str, list[dict[str, Any]]]:
+    """The runs of each method in targets_digits.jsonl, on the linear schedule."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for line in (RESULTS / "targets_digits.jsonl").read_text().splitlines():
+        run = json.loads(line)
+        if run["schedule"] == "linear":
+            runs.setdefault(run["method"], []).append(run)
+    return runs
+
+
+def test_the_adaptive_card_shows_every_measured_target() -> None:
+    """Rows `method | share of draws | held-out loss | Frechet distance`, each the mean over the seeds in the file."""
+    shown = {}
+    for line in (DOCS / ADAPTIVE).read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[0] in digits_results():
+            assert cells[0] not in shown
+            shown[cells[0]] = [float(number) for cell in cells[1:] for number in cell.split(" / ")]
+    assert set(shown) == set(digits_results())
+    for method, numbers in shown.items():
+        runs = [[*run["drawn"], *run["loss_ratio"], run["frechet_ratio"]] for run in digits_results()[method]]
+        np.testing.assert_allclose(numbers, np.mean(runs, 0), rtol=0, atol=0.0051, err_msg=method)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_adaptive_card_shows_the_rank_correlations(name: str) -> None:
+    """Rows `problem | steps | Spearman's rho`, as in known_answers.jsonl."""
+    measured = {}
+    for line in (RESULTS / "known_answers.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if row.get("estimator", "").split(" ")[0] == name:
+            measured[f"`{row['problem']}`", str(row["horizon"])] = row["spearman"]
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split("|"))
+        for line in section(ADAPTIVE, f"Estimator `{name}`").splitlines()
+    ]
+    shown = {row[:2]: float(row[2]) for row in rows if row[:2] in measured}
+    assert measured
+    assert shown == {key: round(value, 2) for key, value in measured.items()}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -143,5 +234,5 @@ def test_own_sampler_page_shows_the_example() -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (DOCS.parent / "mkdocs.yml").read_text()
-    missing = [page for page in PAGES if page not in navigation]
+    missing = [page for page in PAGES if not re.search(rf": {re.escape(page)}$", navigation, re.MULTILINE)]
     assert not missing

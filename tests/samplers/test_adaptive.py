@@ -55,24 +55,25 @@ class Counting:
 def test_cost_of_reinforce(strata, chosen, batch):
     sampler = AdaptiveSampler(DDPM.linear(), "reinforce", strata=strata, chosen=chosen, every=3, policy="global")
     counting = Counting(sampler, batch)
-    calls = -(-(strata + chosen * batch) // batch)
+    n = strata + chosen * batch
+    calls = -(-n // (8 * batch))
+    n = calls * -(-n // calls)  # the last call is filled up
     costs = [counting.step() for _ in range(9)]
-    check = batch if strata + chosen * batch >= batch else strata + chosen * batch
-    assert costs == [(0, 0), (0, 0), (2 * calls * batch + check, 0)] + 2 * [(0, 0), (0, 0), (2 * calls * batch, 0)]
+    assert costs == [(0, 0), (0, 0), (3 * n, 0)] + 2 * [(0, 0), (0, 0), (2 * n, 0)]
 
 
-def test_probes_may_be_sent_in_larger_calls():
+def test_probes_are_sent_in_calls_of_a_limited_size():
     sampler = AdaptiveSampler(DDPM.linear(), "reinforce", strata=100, every=1, policy="global", probe_batch=64)
     counting = Counting(sampler, 16)
-    assert [counting.step() for _ in range(2)] == [(2 * 192 + 64, 0), (2 * 192, 0)]
+    assert [counting.step() for _ in range(2)] == [(3 * 3 * 50, 0), (2 * 3 * 50, 0)]
 
 
 def test_cost_of_the_papers_settings():
-    """2 |S| + 2 T / |B| forwards an update, rounded up to whole batches."""
+    """2 |S| |B| + 2 T samples an update."""
     counting = Counting(paper_cifar10(DDPM.linear()), 128)
     costs = [counting.step() for _ in range(80)]
-    assert costs[79] == (2 * 11 * 128, 0)
-    assert sum(forward for forward, _ in costs[40:]) == 2 * 11 * 128
+    assert costs[79] == (2 * (3 * 128 + 1000), 0)
+    assert sum(forward for forward, _ in costs[40:]) == costs[79][0]
 
 
 @pytest.mark.parametrize(("strata", "horizon", "probe", "batch"), [(4, 1, 16, 16), (5, 3, 40, 16)])
@@ -84,7 +85,7 @@ def test_cost_of_lookahead_keeps_its_budget(strata, horizon, probe, batch):
     events = [i for i, cost in enumerate(costs) if cost != (0, 0)]
     assert events == [0, interval, 2 * interval, 3 * interval]
     forward, backward = costs[0]
-    assert (forward, backward) == ((strata + 1) * -(-probe // batch) * batch, strata * horizon * batch)
+    assert (forward, backward) == ((strata + 1) * probe, strata * horizon * batch)
     assert forward + 3 * backward == sampler.estimator.cost(batch)
     assert (forward + 3 * backward) / (interval * 3 * batch) <= 0.25
 
@@ -184,11 +185,11 @@ def test_a_trial_before_the_first_step_leaves_no_optimizer_state():
 def test_noise_and_dropout_are_paired():
     model, _, _, loss_at = list(noisy_run(PROBING[0], 1))[-1]
     rows, u = torch.arange(32).repeat(3), torch.rand(96)
-    settings = {"chunk": 32, "seed": 5, "model": model}
+    settings = {"most": 32, "seed": 5, "model": model}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     first, again = (evaluate(loss_at, rows, u, **settings) for _ in range(2))
     assert torch.equal(first, again)
-    assert not torch.equal(first, evaluate(loss_at, rows, u, chunk=32, seed=6, model=model))
+    assert not torch.equal(first, evaluate(loss_at, rows, u, most=32, seed=6, model=model))
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
 
 
@@ -196,12 +197,12 @@ def test_pairing_makes_the_change_visible():
     """The spread of a paired difference is far below that of an unpaired one (methods: about 100 times)."""
     model, _, _, loss_at = list(noisy_run("uniform", 20))[-1]
     rows, u = torch.arange(32).repeat(8), torch.full((256,), 0.3)
-    before = evaluate(loss_at, rows, u, chunk=256, seed=1, model=model)
+    before = evaluate(loss_at, rows, u, most=256, seed=1, model=model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1e-4 * torch.randn_like(parameter))
-    paired = before - evaluate(loss_at, rows, u, chunk=256, seed=1, model=model)
-    fresh = before - evaluate(loss_at, rows, u, chunk=256, seed=2, model=model)
+    paired = before - evaluate(loss_at, rows, u, most=256, seed=1, model=model)
+    fresh = before - evaluate(loss_at, rows, u, most=256, seed=2, model=model)
     assert float(fresh.std() / paired.std()) > 50
 
 

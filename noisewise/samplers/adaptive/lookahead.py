@@ -33,7 +33,7 @@ class LookaheadEstimator(Estimator):
         horizon: steps of a trial (n); 1 is the paper's Eq. 12.
         share: how much of a trial's batch comes from the stratum; the rest is drawn from the current density.
         budget: the cost of all trials as a share of training; it sets how often they are made (`interval`).
-        probe: samples in one evaluation of the target (rounded up to whole batches).
+        probe: samples in one evaluation of the target.
         decay: what past gains count when new ones are measured.
         temperature: 1 is proportional to the gains; smaller favours the best strata more, and starves others sooner.
         warmup: steps before the first trials.
@@ -82,8 +82,7 @@ class LookaheadEstimator(Estimator):
     def cost(self, batch: int) -> int:
         """Samples of one event, in units of a forward pass; a training sample counts three (forward and backward)."""
         bins = len(self.edges) - 1
-        evaluations = -(-self.probe // batch) * batch
-        return 3 * bins * self.horizon * batch + (bins + 1) * evaluations
+        return 3 * bins * self.horizon * batch + (bins + 1) * self.probe
 
     def interval(self, batch: int) -> int:
         """Steps between two events that keep their cost within the budget."""
@@ -149,10 +148,10 @@ class LookaheadEstimator(Estimator):
     @torch.no_grad()
     def _target(self, sampler: "AdaptiveSampler", batch: int, device: torch.device, loss_at: LossAt, key: int) -> Tensor:
         """The target over all noise levels: stratified u, the same noise for each call with one key."""
-        n = -(-self.probe // batch) * batch
+        n = self.probe
         u = (torch.arange(n, device=device) + uniforms(key, n, device)) / n
         rows = torch.arange(n, device=device) * 7919 % batch  # neighbours in u are different rows
-        losses = evaluate(loss_at, rows, u, chunk=batch, seed=key >> 1, model=sampler.model).double()
+        losses = evaluate(loss_at, rows, u, most=n, seed=key >> 1, model=sampler.model).double()
         weighted = losses if self.scale_free else sampler.on_target(losses, u)
         if not self.scale_free:
             return (distributed.gather_sum(weighted.mean()) / distributed.world_size()).float()

@@ -4,7 +4,8 @@ Every `every` steps the loss is evaluated before and after the optimizer step, w
 of the batch at all K strata (a row of the queue from which the set S is selected), and for every sample at the strata of S
 (its reward). S is the one selected at the update before, since it must be known before the step is made.
 
-Cost of an update: 2 (K + |S| B) samples forward, rounded up to whole batches. Card: docs/methods/adaptive.md.
+Cost of an update: 2 (K + |S| B) samples forward, in calls of at most `probe_batch` (and once more the first time, to see
+whether noise is paired). Card: docs/methods/adaptive.md.
 """
 
 from collections.abc import Iterator
@@ -46,7 +47,8 @@ class ReinforceEstimator(Estimator):
         normalise: subtract a running mean from the reward and divide by its running deviation. Without it (as published) the
             reward is of the order of 1e-6 and the entropy bonus decides alone.
         scale_free: reward decreases of the log-loss instead of the loss; the target then cancels.
-        probe_batch: how many samples to evaluate in one call of the model; as many as the training batch has if absent.
+        probe_batch: the most samples to evaluate in one call of the model; by default 8 times the training batch, which
+            without gradients takes less memory than a training step.
     """
 
     strata = 100
@@ -167,12 +169,12 @@ class ReinforceEstimator(Estimator):
         )
         u = ((self.edges[1:] + self.edges[:-1]) / 2)[strata]
         key = stream_key(sampler.seed, sampler.step, distributed.rank(), 5) >> 1
-        chunk = self.probe_batch or batch
-        probe = partial(evaluate, loss_at, chunk=chunk, seed=key, model=sampler.model)
+        most = self.probe_batch or 8 * batch
+        probe = partial(evaluate, loss_at, most=most, seed=key, model=sampler.model)
         before = probe(rows, u)
         if not self.pairing_checked:
             self.pairing_checked = True
-            check_pairing(before[:chunk], probe(rows[:chunk], u[:chunk]))
+            check_pairing(before, probe(rows, u))
         yield
         after = probe(rows, u)
         with torch.no_grad():
