@@ -2,15 +2,16 @@
 
     python benchmarks/sampler_cost.py steps --device cuda --channels 128 --json benchmarks/results/step_cost.jsonl [--compile]
 
-Short blocks of uniform (with the same loss weighting) and of the sampler alternate in one run on one model, so that clocks,
-caches and neighbours are the same for both; printed are the median ratio and its range over the rounds. Blocks hold a whole
-number of updates. Trials of the look-ahead estimator are rarer than a block, so one event is timed by itself and spread over
-its interval.
+Single steps of uniform (with the same loss weighting) and of the sampler alternate in one run on one model, so that clocks,
+caches and neighbours are the same for both. Step times have a long tail when the CPU's launches are the limit, so the ratio is
+of medians: that of the steps between updates, plus that of an update spread over its interval; with a 90 % range from
+resampling. Trials of the look-ahead estimator are timed by themselves and spread over their interval.
 """
 
 import argparse
 import json
 import platform
+import random
 import statistics
 import time
 from pathlib import Path
@@ -23,13 +24,13 @@ import noisewise
 from noisewise import DDPM, Objective, build
 
 SAMPLERS = {
-    "adaptive": ("adaptive", 50),
-    "adaptive+minsnr": ("adaptive+minsnr", 50),
-    "reinforce": ("adaptive:estimator=reinforce", 40),
-    "paper_cifar10": ("paper_cifar10", 40),
-    "paper_cifar10-128": ("paper_cifar10:probe_batch=128", 40),
-    "loss_moment": ("loss_moment", 40),
-    "gradient_variance": ("gradient_variance", 40),
+    "adaptive": "adaptive",
+    "adaptive+minsnr": "adaptive+minsnr",
+    "reinforce": "adaptive:estimator=reinforce",
+    "paper_cifar10": "paper_cifar10",
+    "paper_cifar10-128": "paper_cifar10:probe_batch=128",
+    "loss_moment": "loss_moment",
+    "gradient_variance": "gradient_variance",
 }
 
 
@@ -93,20 +94,34 @@ class Training:
         return recipe
 
 
-def compare(training: Training, spec: str, steps: int, rounds: int) -> dict:
+def compare(training: Training, spec: str, updates: int) -> dict:
+    """Single steps of both, in turn; steps with an update of the sampler are timed apart and spread over their interval."""
     weighting = spec.partition("+")[2]
     uniform, other = training.recipe(f"uniform+{weighting}" if weighting else "uniform"), training.recipe(spec)
-    for recipe in (uniform, other):
-        training.block(recipe, steps)  # warm up: compile, allocate, first selection
-    pairs = [(training.block(uniform, steps), training.block(other, steps)) for _ in range(rounds)]
-    ratios = [b / a for a, b in pairs]
+    every = getattr(getattr(other.sampler, "estimator", other.sampler), "every", 1)
+    for _ in range(3 * every):  # warm up: compile, allocate, select for the first time
+        training.step(other)
+    training.step(uniform)
+    plain, between, at_update = [], [], []
+    for step in range(every * updates):
+        plain.append(training.seconds(lambda: training.step(uniform)))
+        (at_update if (step + 1) % every == 0 else between).append(training.seconds(lambda: training.step(other)))
+    between = between or at_update
+
+    def ratio(plain: list[float], between: list[float], at_update: list[float]) -> float:
+        typical = statistics.median(between)
+        return (typical + (statistics.median(at_update) - typical) / every) / statistics.median(plain)
+
+    random.seed(0)
+    spread = sorted(ratio(*(random.choices(times, k=len(times)) for times in (plain, between, at_update))) for _ in range(1000))
     return {
-        "uniform_ms": round(1e3 * statistics.median(a for a, _ in pairs), 3),
-        "sampler_ms": round(1e3 * statistics.median(b for _, b in pairs), 3),
-        "ratio": round(statistics.median(ratios), 4),
-        "range": [round(min(ratios), 4), round(max(ratios), 4)],
-        "steps_per_block": steps,
-        "rounds": rounds,
+        "uniform_ms": round(1e3 * statistics.median(plain), 3),
+        "between_updates_ms": round(1e3 * statistics.median(between), 3),
+        "update_ms": round(1e3 * statistics.median(at_update), 3),
+        "every": every,
+        "ratio": round(ratio(plain, between, at_update), 4),
+        "range": [round(spread[50], 4), round(spread[949], 4)],
+        "updates": updates,
     }
 
 
@@ -143,8 +158,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--channels", type=int, default=128)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, help="steps per block, instead of each sampler's own")
+    parser.add_argument("--rounds", type=int, default=6, help="updates of the sampler to time")
     parser.add_argument("--only", help="comma-separated names")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -169,8 +183,8 @@ def main(arguments: list[str] | None = None) -> None:
             spec = "adaptive:estimator=lookahead"
             row = lookahead(training, spec, args.rounds)
         else:
-            spec, steps = SAMPLERS[name]
-            row = compare(training, spec, args.steps or steps, args.rounds)
+            spec = SAMPLERS[name]
+            row = compare(training, spec, args.rounds)
         print(
             f"{name:20s} {row['ratio']:.3f}x uniform's time per step ({row['range'][0]:.3f} to {row['range'][1]:.3f})",
             flush=True,

@@ -39,6 +39,10 @@ class Skipped(nn.Module):
         self.total += bad.long()
         self.run.add_(1).mul_(bad > 0)
 
+    def note(self, bad: Tensor) -> None:
+        """Count values that are not finite outside the losses of a step (in a probe, say)."""
+        self.total += bad.long()
+
     def check(self, limit: int) -> None:
         """Raise if each of the last `limit` steps had some."""
         if int(self.run) >= limit:
@@ -75,13 +79,13 @@ class RunningLoss(nn.Module):
         """Take in one step's losses of this rank and return what all ranks had: (4, K), the number of losses in each interval,
         their sum, the sum of their squares, and how many were not finite. A collective call that does not wait for the device.
 
-        A product, not a scatter, so that the sums are the same bits in every run; and few kernels, since it is made every step.
+        A masked sum, not a scatter, so that the bits are the same in every run; and few kernels, since it is made every step.
         """
         finite = torch.isfinite(losses)
         losses = torch.where(finite, losses, 0.0)
         member = torch.bucketize(u, self.edges[1:-1], right=True)[:, None] == self.bins
         rows = torch.stack([finite, losses, losses * losses, ~finite])
-        batch = distributed.gather_sum(rows @ member.to(rows.dtype))
+        batch = distributed.gather_sum(torch.where(member, rows[:, :, None], 0.0).sum(1))
         fade = torch.where(batch[0] > 0, self.decay, 1.0)
         torch.addcmul(batch[:3], self.sums, fade, out=self.sums)
         return batch

@@ -70,7 +70,7 @@ class LookaheadEstimator(Estimator):
         self.register_buffer("edges", edges.clone(), persistent=False)
         self.register_buffer("gains", torch.zeros(bins))
         self.register_buffer("latest", torch.zeros(bins))
-        self.register_buffer("events", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("events", torch.zeros(bins, dtype=torch.int64))
         self.register_buffer("due", torch.full((), warmup))
         self.edges: Tensor
         self.gains: Tensor
@@ -102,11 +102,11 @@ class LookaheadEstimator(Estimator):
     def _event(self, sampler: "AdaptiveSampler", draw: Draw, loss_at: LossAt) -> None:
         gains = self.measure(sampler, draw.rows, draw.u.device, loss_at)
         finite = torch.isfinite(gains)
-        sampler.skipped.count((~finite).sum())
+        sampler.skipped.note((~finite).sum())
         self.latest.copy_(torch.where(finite, gains, self.latest))
-        decay = self.decay if int(self.events) else 0.0
+        decay = torch.where(self.events > 0, self.decay, 0.0)
         self.gains.copy_(torch.where(finite, self.gains * decay + gains * (1 - decay), self.gains))
-        self.events += 1
+        self.events += finite
         best = self.gains.clamp(min=0)
         sampler.settle((best / best.max().clamp(min=1e-30)) ** (1 / self.temperature) * sampler.table.widths)
 
@@ -143,7 +143,12 @@ class LookaheadEstimator(Estimator):
         u = torch.where(v < self.share, low + inside * (high - low), sampler.table.draw(outside)[0])
         density = (1 - self.share) * sampler.table.density(u) + self.share * ((u >= low) & (u < high)) / (high - low)
         losses = check_evaluation(loss_at(torch.arange(batch, device=device), u), u)
-        return (sampler.correction.raw(density) * sampler.in_training(losses, u)).mean()
+        weight = sampler.correction.raw(density)
+        if sampler.correction.needs_mean:
+            mass = (1 - self.share) * sampler.table.mass
+            mass = mass + self.share * (torch.arange(len(mass), device=device) == stratum)
+            weight = weight / (mass * sampler.correction.raw(mass / sampler.table.widths)).sum()
+        return (weight * sampler.in_training(losses, u)).mean()
 
     @torch.no_grad()
     def _target(self, sampler: "AdaptiveSampler", batch: int, device: torch.device, loss_at: LossAt, key: int) -> Tensor:
@@ -151,7 +156,7 @@ class LookaheadEstimator(Estimator):
         n = self.probe
         u = (torch.arange(n, device=device) + uniforms(key, n, device)) / n
         rows = torch.arange(n, device=device) * 7919 % batch  # neighbours in u are different rows
-        losses = evaluate(loss_at, rows, u, most=n, seed=key >> 1, model=sampler.model).double()
+        losses = evaluate(loss_at, rows, u, most=8 * batch, seed=key >> 1, model=sampler.model).double()
         weighted = losses if self.scale_free else sampler.on_target(losses, u)
         if not self.scale_free:
             return (distributed.gather_sum(weighted.mean()) / distributed.world_size()).float()

@@ -48,3 +48,6 @@ class LossEstimator(Estimator):
             step = sampler.step + 1
             if step >= self.warmup and step % self.every == 0:
                 sampler.settle(self.running.mean().clamp(min=0) ** self.power * sampler.table.widths)
+
+    def reset(self) -> None:
+        self.running.sums.zero_()

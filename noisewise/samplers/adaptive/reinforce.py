@@ -133,9 +133,11 @@ class ReinforceEstimator(Estimator):
         return policy, self.adam
 
     def masses(self, x0: Tensor) -> Tensor:
-        """(B, K) of the policy itself; a row that is not finite (bad data) becomes uniform."""
-        mass = beta_masses(self._policy_for(x0)[0](x0), self.edges)
-        return torch.where(torch.isfinite(mass.sum(1, keepdim=True)), mass, self.edges.diff())
+        """(B, K) of the policy itself; for a row of data that is not finite, uniform."""
+        finite = torch.isfinite(x0.flatten(1)).all(1) if x0.ndim > 1 else torch.isfinite(x0)
+        usable = torch.where(finite.view(-1, *[1] * (x0.ndim - 1)), x0, 0.0)
+        mass = beta_masses(self._policy_for(x0)[0](usable), self.edges)
+        return torch.where(finite[:, None], mass, self.edges.diff())
 
     def reset(self) -> None:
         if self.policy is not None and self.adam is not None:
@@ -187,9 +189,8 @@ class ReinforceEstimator(Estimator):
 
     def _learn(self, sampler: "AdaptiveSampler", draw: Draw, change: Tensor, rewards: Tensor) -> None:
         change = distributed.gather_sum(change) / distributed.world_size()
-        bad = distributed.gather_sum((~torch.isfinite(rewards)).sum())
+        sampler.skipped.note(distributed.gather_sum((~torch.isfinite(rewards)).sum()) + (~torch.isfinite(change)).any())
         usable = bool(torch.isfinite(change).all())
-        sampler.skipped.count(bad if usable else bad + 1)
         if int(self.filled) >= 2:
             self._update_policy(sampler, draw, rewards)
         if usable:
@@ -208,7 +209,7 @@ class ReinforceEstimator(Estimator):
         x0 = draw.u.new_zeros(draw.rows, 1) if draw.x0 is None else draw.x0[-draw.rows :]
         with torch.enable_grad():
             policy, adam = self._policy_for(x0)
-            mass = beta_masses(policy(x0), self.edges)
+            mass = self.masses(x0)
             widths = self.edges.diff()
             drawn = sampler.table.bin(draw.u[-draw.rows :])[:, None]
             # the draw came from the policy with its floor, and that is what the ratio is of
@@ -220,7 +221,7 @@ class ReinforceEstimator(Estimator):
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         flat = distributed.gather_sum(flat)
         if not bool(torch.isfinite(flat).all()):
-            sampler.skipped.count(torch.ones((), dtype=torch.int64, device=flat.device))
+            sampler.skipped.note(torch.ones((), device=flat.device))
             return
         adam.step(parameters, flat)
         with torch.no_grad():
