@@ -110,7 +110,7 @@ def train(task: Task, method: str, process: DDPM, seed: int) -> dict:
     optimizer = torch.optim.Adam(model.parameters(), lr=task.lr, fused=task.device == "cuda")
     objective = Objective(process)
     recipe = build(METHODS[method], process, objective=objective, seed=seed)
-    sampler, monitor = recipe.sampler.attach(model, optimizer), Monitor(bins=60, snapshots=100)
+    sampler, monitor = recipe.sampler.attach(model, optimizer), Monitor(bins=30, snapshots=25)
     batches, start, drawn = task.batches(seed), time.perf_counter(), torch.zeros(3, device=task.device)
     for step in range(task.steps):
         x0 = next(batches)
@@ -131,11 +131,11 @@ def train(task: Task, method: str, process: DDPM, seed: int) -> dict:
             optimizer.step()
         average.update_parameters(model)
         drawn += torch.stack([(draw.u * 3).long() == third for third in range(3)]).sum(1)
-        if step % max(task.steps // 100, 1) == 0:
+        if step % max(task.steps // 25, 1) == 0:
             monitor.snapshot(sampler, x0)
     seconds = time.perf_counter() - start
     curve = held_out(task, average.module, objective)
-    result = {"seconds": round(seconds, 1), "drawn": (drawn / drawn.sum()).tolist(), "loss": curve.tolist()}
+    result = {"seconds": round(seconds, 1), "drawn": (drawn / drawn.sum()).tolist(), "loss": [round(value, 6) for value in curve.tolist()]}
     arrays = monitor.arrays()
     result |= {"density": arrays["density"].round(3).tolist(), "density_steps": arrays["step"].tolist()}
     if task.name == "digits":
