@@ -134,8 +134,8 @@ def train(task: Task, method: str, process: DDPM, seed: int) -> dict:
         if step % max(task.steps // 25, 1) == 0:
             monitor.snapshot(sampler, x0)
     seconds = time.perf_counter() - start
-    curve = held_out(task, average.module, objective)
-    result = {"seconds": round(seconds, 1), "drawn": (drawn / drawn.sum()).tolist(), "loss": [round(value, 6) for value in curve.tolist()]}
+    curve = [round(value, 6) for value in held_out(task, average.module, objective).tolist()]
+    result = {"seconds": round(seconds, 1), "drawn": (drawn / drawn.sum()).tolist(), "loss": curve}
     arrays = monitor.arrays()
     result |= {"density": arrays["density"].round(3).tolist(), "density_steps": arrays["step"].tolist()}
     if task.name == "digits":

@@ -141,7 +141,8 @@ def beta_cdf(x: Tensor, a: float, b: float) -> Tensor:
     """The regularised incomplete beta function, by its continued fraction (Abramowitz & Stegun 26.5.8), float64."""
     x = x.double()
     swap = x > (a + 1) / (a + b + 2)  # the fraction converges fast on this side of the mean only
-    a_, b_ = torch.where(swap, b, a).double(), torch.where(swap, a, b).double()
+    both = torch.tensor([a, b], dtype=torch.float64)
+    a_, b_ = both[swap.long()], both[1 - swap.long()]
     x_ = torch.where(swap, 1 - x, x)
     tiny = 1e-300
     c, d = torch.ones_like(x_), 1 / _away_from_zero(1 - (a_ + b_) * x_ / (a_ + 1), tiny)

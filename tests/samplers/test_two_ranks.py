@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from noisewise import DDPM
 from tests.samplers.specs import ALL_SPECS
+from tests.samplers.toy import Toy
 from tests.torchrun import run_ranks
 
 WORKER = Path(__file__).parent.parent / "workers" / "contracts.py"
@@ -17,7 +19,8 @@ def ranks(tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
     np.save(out / "table.npy", np.linspace(0.2, 2.0, 50))
     results = run_ranks(WORKER, out, str(out / "table.npy"))
-    for result in results:
+    results.append(out)
+    for result in results[:2]:
         for batches in ("equal", "unequal"):
             assert len(result[batches]) == len(ALL_SPECS)
     return results
@@ -30,6 +33,17 @@ def test_ranks_hold_the_same_state_and_draw_differently(ranks, batches):
         second = ranks[1][batches][spec]
         assert [row["state"] for row in first] == [row["state"] for row in second], spec
         assert all(a["draw"] != b["draw"] for a, b in zip(first[:-1], second[:-1], strict=True)), spec
+
+
+@pytest.mark.slow
+def test_a_run_of_two_ranks_goes_on_with_one(ranks):
+    for number, spec in enumerate(ALL_SPECS):
+        toy = Toy(spec.replace("{table}", str(ranks[2] / "table.npy")), DDPM.linear())
+        toy.sampler.load_state_dict(torch.load(ranks[2] / f"state{number}.pt", weights_only=True))
+        assert toy.sampler.step == 10
+        toy.run(6)
+        assert toy.sampler.step == 16
+        assert torch.isfinite(toy.sampler.sample(64).weight).all()
 
 
 @pytest.mark.slow

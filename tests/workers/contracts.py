@@ -22,13 +22,15 @@ def digest(tensors):
     return whole.hexdigest()
 
 
-def train(spec, rank, batch):
+def train(spec, rank, batch, keep=None):
     toy = Toy(spec, DDPM.linear(), batch=batch, data_seed=rank, wrap=DistributedDataParallel)
     rows = []
     for _ in range(10):
         draw, _ = toy.step()
         rows.append({"draw": digest([draw.u]), "state": digest(toy.sampler.state_dict().values())})
     rows.append({"draw": "", "state": digest(toy.inner.state_dict().values())})
+    if keep is not None:
+        torch.save(toy.sampler.state_dict(), keep)
     return rows
 
 
@@ -36,9 +38,9 @@ def main(out: Path, table: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     result = {"equal": {}, "unequal": {}}
-    for spec in ALL_SPECS:
+    for number, spec in enumerate(ALL_SPECS):
         spec = spec.replace("{table}", table)
-        result["equal"][spec] = train(spec, rank, 16)
+        result["equal"][spec] = train(spec, rank, 16, out / f"state{number}.pt" if rank == 0 else None)
         result["unequal"][spec] = train(spec, rank, 16 - 5 * rank)
     strata = build("uniform", DDPM.linear(), draws="stratified").sampler
     result["stratified"] = [strata.sample(32).u.tolist() for _ in range(5)]

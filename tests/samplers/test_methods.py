@@ -1,0 +1,251 @@
+"""Each method against its definition or a reference implementation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from diffusers.training_utils import compute_density_for_timestep_sampling
+from scipy import stats
+
+from noisewise import DDPM, EDM, PROCESSES, Flow, build
+from noisewise.samplers import (
+    Beta,
+    Curriculum,
+    GradientVariance,
+    LogitNormal,
+    LossMoment,
+    Mix,
+    Mode,
+    SpeeD,
+    Switch,
+    Table,
+    Uniform,
+)
+from noisewise.samplers.static import beta_cdf
+
+V = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
+
+
+def table(spec, process=None):
+    return build(spec, process or DDPM.linear()).sampler.table.mass.double().numpy()
+
+
+# Densities of SD3, against diffusers; its u indexes a descending list, so u there is 1 - u here ---------------------------
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.5, 0.6), (-1.0, 1.5)])
+def test_logit_normal_is_diffusers(mean, std):
+    torch.manual_seed(0)
+    theirs = compute_density_for_timestep_sampling("logit_normal", 50_000, logit_mean=mean, logit_std=std)
+    ours = LogitNormal(Flow(), mean, std).sample(50_000).u
+    assert stats.ks_2samp(ours.numpy(), theirs.numpy()).pvalue > 1e-3
+    exact = stats.norm.cdf((np.log(V / (1 - V)) - mean) / std)
+    np.testing.assert_allclose(LogitNormal(Flow(), mean, std).quantile(torch.tensor(exact)).numpy(), V.numpy(), atol=2e-4)
+
+
+@pytest.mark.parametrize("scale", [1.29, 0.5, -0.8])
+def test_mode_is_diffusers(scale):
+    torch.manual_seed(0)
+    theirs = compute_density_for_timestep_sampling("mode", 50_000, mode_scale=scale)
+    ours = Mode(Flow(), scale).sample(50_000).u
+    assert stats.ks_2samp(ours.numpy(), theirs.numpy()).pvalue > 1e-3
+    sampler = Mode(Flow(), scale)
+    step = 1e-3
+    slope = (sampler.quantile(V.double() + step) - sampler.quantile(V.double() - step)) / (2 * step)
+    torch.testing.assert_close(sampler.density(sampler.quantile(V.double())), 1 / slope, rtol=2e-3, atol=0)
+
+
+def test_cosmap_is_its_formula():
+    sampler = build("cosmap", Flow()).sampler
+    torch.testing.assert_close(sampler.quantile(V), 1 - 1 / (torch.tan(math.pi / 2 * V) + 1), atol=1e-5, rtol=0)
+
+
+def test_shift_is_sd3s():
+    sampler = build("shift:of=uniform,shift=3", Flow(), draws="stratified").sampler
+    u = sampler.sample(10_000).u.sort().values
+    v = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+    torch.testing.assert_close(u.double(), 3 * v / (1 + 2 * v), atol=1e-3, rtol=0)
+    torch.testing.assert_close(Flow().log_snr(3 * v / (1 + 2 * v)), Flow().log_snr(v) - 2 * math.log(3), atol=1e-3, rtol=0)
+
+
+# Densities with known distribution functions -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.3, 5.0), (2.0, 2.0), (1.0, 1.0), (50.0, 0.5), (0.05, 0.05), (300.0, 200.0)])
+def test_beta_is_scipys(a, b):
+    x = torch.linspace(0, 1, 501, dtype=torch.float64)
+    np.testing.assert_allclose(beta_cdf(x, a, b).numpy(), stats.beta(a, b).cdf(x.numpy()), atol=1e-12)
+    mass = Beta(DDPM.linear(), a, b).table.mass.numpy()
+    np.testing.assert_allclose(mass, np.diff(stats.beta(a, b).cdf(np.arange(1001) / 1000)), atol=1e-7)
+
+
+def test_edm_log_normal_is_uniform_on_its_own_process_and_log_normal_on_others():
+    np.testing.assert_allclose(table("edm", EDM()), 1e-3, rtol=1e-3)
+    draw = build("edm", Flow()).sampler.sample(50_000)
+    log_sigma = -Flow().log_snr(draw.u.double()).numpy() / 2
+    assert stats.kstest(log_sigma, stats.norm(-1.2, 1.2).cdf).statistic < 0.01
+
+
+def test_laplace_over_log_snr():
+    draw = build("laplace", Flow()).sampler.sample(50_000)
+    assert stats.kstest(Flow().log_snr(draw.u.double()).numpy(), stats.laplace(0, 0.5).cdf).statistic < 0.01
+
+
+def test_a_density_off_the_process_is_refused():
+    with pytest.raises(ValueError, match="no mass on the process"):
+        build("laplace:location=80", DDPM.linear())
+
+
+# SpeeD -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tau", [700, 1, 1000])
+def test_speed_is_its_formula(tau):
+    k, steps = 5, 1000
+    expected = np.where(np.arange(steps) < tau, k, 1) / (steps + tau * (k - 1))
+    np.testing.assert_allclose(table(f"speed:tau={tau}"), expected, rtol=1e-5)
+
+
+def test_speed_mirrored_is_the_authors_half_batch():
+    """The authors draw half a batch, t, and append m - t below m and t - m above."""
+    tau, steps = 700, 1000
+    probability = np.where(np.arange(steps) < tau, 5, 1) / (steps + tau * 4)
+    t = np.random.default_rng(0).choice(steps, 400_000, p=probability)
+    both = np.concatenate([t, np.minimum(np.where(t < tau, tau - t, t - tau), steps - 1)])
+    counts = np.bincount(both, minlength=steps).reshape(50, 20).sum(1)
+    mass = table("speed:tau=700,mirror=true").reshape(50, 20).sum(1)
+    np.testing.assert_allclose(mass, counts / counts.sum(), atol=5e-4)
+    draw = SpeeD(DDPM.linear(), tau=700, mirror=True).sample(64).time
+    first, second = draw[:32], draw[32:]
+    pairs = torch.where(first < 700, 700 - first, first - 700), torch.where(second < 700, 700 - second, second - 700)
+    assert bool(((pairs[0] == second) | (pairs[1] == first)).all())
+
+
+# Tables, combinations ----------------------------------------------------------------------------------------------------
+
+
+def test_tables_of_all_kinds(tmp_path):
+    values = [0.0, 1.0, 3.0, 0.0]
+    np.save(tmp_path / "t.npy", np.array(values))
+    for sampler in (Table(Flow(), values), Table(Flow(), file=tmp_path / "t.npy"), Table(Flow(), torch.tensor(values))):
+        np.testing.assert_allclose(sampler.table.mass.numpy(), [0, 0.25, 0.75, 0])
+        u = sampler.sample(5000).u
+        assert bool(((u >= 0.25) & (u < 0.75)).all())
+    mass = Table(DDPM.linear(), lambda u: u).table.mass
+    np.testing.assert_allclose(mass.numpy(), (np.arange(1000) + 0.5) / 500_000, rtol=1e-5)
+
+
+@pytest.mark.parametrize("values", [[-1.0, 2.0], [0.0, 0.0], [float("nan"), 1.0], [[1.0]], []])
+def test_bad_tables_are_refused(values):
+    with pytest.raises(ValueError, match=r"density|vector"):
+        Table(Flow(), values)
+
+
+def test_a_pickled_table_is_refused(tmp_path):
+    np.save(tmp_path / "evil.npy", np.array([object()]), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle"):
+        Table(Flow(), file=tmp_path / "evil.npy")
+
+
+def test_timesteps_without_mass_are_never_drawn():
+    mass = torch.zeros(1000)
+    mass[::2] = 1
+    sampler = Table(DDPM.linear(), mass)
+    assert not bool((sampler.sample(200_000).time % 2).any())
+
+
+def test_product_is_a_weight_turned_into_a_density():
+    process = DDPM.linear()
+    snr = process.alphas_cumprod / (1 - process.alphas_cumprod)
+    weight = torch.minimum(snr, torch.tensor(5.0)) / snr
+    np.testing.assert_allclose(table("product:of=uniform,weight=(minsnr:gamma=5)"), (weight / weight.sum()).numpy(), rtol=1e-4)
+
+
+def test_mix_bounds_the_importance_weight():
+    sampler = Mix(Flow(), Beta(Flow(), 0.2, 8.0), floor=0.1, correction="unbiased")
+    assert float(sampler.sample(100_000).weight.max()) <= 10.0001
+
+
+def test_a_curriculum_reaches_its_end_and_stays():
+    process = DDPM.linear()
+    sampler = Curriculum(process, Uniform(process), SpeeD(process, k=5, tau=500), steps=10)
+    low, high = torch.tensor([0.2]), torch.tensor([0.8])
+    for step in range(30):
+        share = min(step / 10, 1)
+        expected = [(1 - share) + share * value / 3 for value in (5, 1)]
+        assert [float(sampler.density(u)) for u in (low, high)] == pytest.approx(expected, rel=1e-4)
+        with sampler.observe(sampler.sample(4)):
+            pass
+
+
+def test_a_switch_switches_once_and_the_second_part_starts_fresh():
+    process = DDPM.linear()
+    sampler = Switch(process, SpeeD(process), Uniform(process), at=3)
+    densities = []
+    for _ in range(6):
+        densities.append(float(sampler.density(torch.tensor([0.9]))))
+        with sampler.observe(sampler.sample(4)):
+            pass
+    assert densities[3:] == [1, 1, 1]
+    assert max(densities[:3]) < 0.5
+    assert (sampler.first.step, sampler.then.step) == (3, 3)
+
+
+# Learners against references ---------------------------------------------------------------------------------------------
+
+
+def test_loss_second_moment_is_the_published_algorithm():
+    """Improved DDPM: the last ten losses of each timestep, uniform until all have ten, 0.1 % floor, weights 1 / (T p)."""
+    steps, history = 12, 10
+    sampler = LossMoment(DDPM.linear(steps))
+    kept = [[] for _ in range(steps)]
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        draw = sampler.sample(24)
+        losses = rng.exponential(1 + draw.time.numpy()).astype(np.float32)
+        for t, value in zip(draw.time.tolist(), losses, strict=True):
+            kept[t] = [*kept[t], value][-history:]
+        with sampler.observe(draw, torch.from_numpy(losses)):
+            pass
+        expected = np.full(steps, 1 / steps)
+        if all(len(losses) == history for losses in kept):
+            root = np.sqrt([np.mean(np.square(losses)) for losses in kept])
+            expected = 0.999 * root / root.sum() + 0.001 / steps
+        np.testing.assert_allclose(sampler.table.mass.numpy(), expected, rtol=1e-4)
+    assert expected.max() > 1.5 * expected.min()
+    draw = sampler.sample(5000)
+    np.testing.assert_allclose(draw.weight.numpy(), 1 / (steps * expected[draw.time.numpy()]), rtol=1e-4)
+
+
+def test_gradient_variance_finds_the_closed_form():
+    """loss = (theta . x_u) with x_u ~ N(0, s(u)^2): the gradient's variance is s^2 a dimension."""
+    sampler = GradientVariance(Flow(), strata=4, every=1, rows=64, decay=0.9, floor=0.0)
+    model = torch.nn.Linear(8, 1, bias=False)
+    sampler.attach(model)
+    spread = torch.tensor([0.5, 1.0, 2.0, 3.0])
+
+    def loss_at(rows, u):
+        x = torch.randn(len(u), 8) * spread[(u * 4).long()][:, None]
+        return model(x).squeeze(1)
+
+    torch.manual_seed(0)
+    for _ in range(160):
+        torch.rand(1)
+        draw = sampler.sample(torch.zeros(128, 1))
+        with sampler.observe(draw, torch.ones(128), loss_at):
+            pass
+    expected = spread**2 / (spread**2).sum()
+    torch.testing.assert_close(sampler.table.mass, expected, rtol=0.25, atol=0.01)
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_the_loss_adaptive_sampler_follows_the_loss_on_every_process(process):
+    sampler = build("loss_adaptive:warmup=0,every=1,floor=0", PROCESSES[process]()).sampler
+    for _ in range(40):
+        draw = sampler.sample(1024)
+        with sampler.observe(draw, 0.1 + draw.u**2):
+            pass
+    u = torch.tensor([0.1, 0.5, 0.9])
+    expected = (0.1 + u**2) / (0.1 + 1 / 3)
+    torch.testing.assert_close(sampler.density(u), expected, rtol=0.12, atol=0)
