@@ -197,6 +197,113 @@ def test_the_adaptive_card_shows_the_rank_correlations(name: str) -> None:
     assert shown == {key: round(value, 2) for key, value in measured.items()}
 
 
+def page_table(name: str) -> dict[str, list[float]]:
+    """A table of adaptive.md that docs/make_figures.py fills in: the first cell of each row, and the numbers in the others."""
+    found = re.search(rf"<!-- table: {name} -->\n(.*?)<!-- end -->", (DOCS / "adaptive.md").read_text(), re.DOTALL)
+    assert found, f"adaptive.md has no table {name}"
+    lines = [line.strip("|").split("|") for line in found[1].strip().splitlines()[2:]]
+    return {cells[0].strip().strip("`"): [float(x) for x in re.findall(r"-?\d+\.\d+", " ".join(cells[1:]))] for cells in lines}
+
+
+def result_rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+
+
+def assert_table(name: str, expected: dict[str, list[float]], rounding: float = 0.0051) -> None:
+    shown = page_table(name)
+    assert set(shown) == set(expected)
+    for key, numbers in expected.items():
+        np.testing.assert_allclose(
+            shown[key], numbers, rtol=0, atol=rounding, err_msg=f"{name}: {key}; run docs/make_figures.py"
+        )
+
+
+def distances() -> dict[tuple[str, str], list[float]]:
+    """The Frechet distances over uniform's of each method and schedule, one for each seed."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for run in result_rows("targets_digits.jsonl"):
+        found.setdefault((run["method"], run["schedule"]), []).append(run["frechet_ratio"])
+    return found
+
+
+def test_the_adaptive_page_shows_what_was_measured_on_digits() -> None:
+    thirds = {
+        method: np.mean([[*run["drawn"], *run["loss_ratio"], run["frechet_ratio"]] for run in runs], 0)
+        for method, runs in digits_results().items()
+    }
+    assert_table("thirds", thirds)
+    measured, schedules = distances(), ("linear", "cosine", "quadratic")
+    everywhere = [method for method in thirds if method != "uniform" and all((method, s) in measured for s in schedules)]
+    runs = {method: [measured[method, schedule] for schedule in schedules] for method in everywhere}
+    assert all(len(values) == 3 for of_method in runs.values() for values in of_method), "three seeds each, as the page says"
+    expected = {name: [f(v) for v in of_method for f in (np.mean, min, max)] for name, of_method in runs.items()}
+    assert_table("frechet", expected)
+
+
+def test_the_adaptive_page_says_only_what_the_digits_show() -> None:
+    """The sentences of the page that its advice rests on."""
+    measured, schedules = distances(), ("linear", "cosine", "quadratic")
+    losses: dict[tuple[str, str], list[list[float]]] = {}
+    for run in result_rows("targets_digits.jsonl"):
+        losses.setdefault((run["method"], run["schedule"]), []).append(run["loss_ratio"])
+    shown = page_table("frechet")
+    mean = {key: float(np.mean(values)) for key, values in measured.items()}
+    always = {method for method in shown if all(max(measured[method, schedule]) < 1 for schedule in schedules)}
+    biased = "loss, Min-SNR, no importance weight"
+    assert always == {"loss, plain", biased}
+    winners = [min(shown, key=lambda method, s=schedule: mean[method, s]) for schedule in schedules]
+    assert winners == ["lookahead, VLB", "loss, plain", biased]
+    losers = {method for method in shown if all(mean[method, schedule] > 1 for schedule in schedules)}
+    assert losers == {"Min-SNR", "loss, VLB, no importance weight"}
+    only_cosine = {m for m in shown if mean[m, "cosine"] > 1 and max(mean[m, "linear"], mean[m, "quadratic"]) < 1}
+    assert only_cosine == {"loss, Min-SNR", "reinforce as published (VLB)"}
+    for schedule in schedules:
+        assert mean["loss, Min-SNR", schedule] < mean["Min-SNR", schedule]
+        assert mean[biased, schedule] < mean["loss, Min-SNR", schedule]
+        assert np.mean(losses["loss, plain", schedule], 0).max() < 1.01
+        assert np.mean(losses[biased, schedule], 0)[2] > 1.1
+    better = [schedule for schedule in schedules if mean[biased, schedule] < mean["loss, plain", schedule]]
+    assert better == ["linear", "quadratic"]
+    linear_only = set(page_table("thirds")) - set(shown) - {"uniform"}
+    lost = {"reinforce, VLB", "lookahead, Min-SNR", "lookahead, scale-free"}
+    assert {method for method in linear_only if min(measured[method, "linear"]) > 1} == lost
+    assert all(min(measured[m, "linear"]) < 1 < max(measured[m, "linear"]) for m in linear_only - lost)
+
+
+def test_the_adaptive_page_shows_the_known_answers() -> None:
+    rows = result_rows("known_answers.jsonl")
+    gains: dict[str, list[float]] = {}
+    excess: dict[str, list[float]] = {}
+    for row in rows:
+        if "spearman" in row:
+            gains.setdefault(row["estimator"].split(" ")[0], []).append(row["spearman"])
+        else:
+            excess.setdefault(row["sampler"], []).append(row["mean excess"])
+            assert (row["steps"], row["seeds"]) == (400, 4)
+    assert_table("gains", gains)
+    uniform = np.array(excess.pop("uniform"))
+    assert_table("outcomes", {sampler: np.array(values) / uniform for sampler, values in excess.items()})
+
+
+def test_the_adaptive_page_shows_what_a_step_costs() -> None:
+    rows = result_rows("step_cost.jsonl")
+    for row in rows:
+        assert (row["gpu"], round(row["parameters"] / 1e6, 1), row["batch"]) == ("NVIDIA H200", 35.7, 128)
+        assert (row["precision"], row["compile"]) == ("bf16 autocast", False)
+    found = {
+        row["spec"]: [row["ratio"], *row["range"], *([row["event_ms"] / 1e3] if "event_ms" in row else [])] for row in rows
+    }
+    assert_table("cost", found, 0.051)
+    for spec, numbers in page_table("cost").items():
+        np.testing.assert_allclose(numbers[:3], found[spec][:3], rtol=0, atol=0.00051)
+
+
+def test_the_pictures_are_there_and_small() -> None:
+    shown = set(re.findall(r"\(img/(\w+\.png)\)", (DOCS / "adaptive.md").read_text()))
+    assert len(shown) == 5
+    assert sum((DOCS / "img" / name).stat().st_size for name in shown) < 600_000
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_specs_build(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "density.npy", np.ones(10))
