@@ -1,0 +1,152 @@
+"""What the parts of the adaptive sampler compute: selection, policy, rewards, presets."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.feature_selection import SelectKBest, f_regression
+from torch import nn
+
+from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective
+from noisewise.samplers import paper_celebahq, paper_cifar10, paper_imagenet
+from noisewise.samplers.adaptive.policy import BetaPolicy, beta_masses
+from noisewise.samplers.adaptive.selection import SELECTIONS, f_statistic
+from noisewise.samplers.static import beta_cdf
+from noisewise.weighting import VLB, MinSNR
+from tests.samplers.toy import Toy
+
+
+@pytest.mark.parametrize("n", [3, 5, 20])
+def test_f_statistic_equals_scikit_learn(n):
+    generator = torch.Generator().manual_seed(n)
+    columns = torch.randn(n, 200, generator=generator).double()
+    columns[:, 17] = 3.0  # constant
+    target = columns.sum(1)
+    theirs = f_regression(columns.numpy(), target.numpy())[0]
+    np.testing.assert_allclose(f_statistic(columns, target).numpy(), theirs, rtol=1e-6, atol=1e-9)
+    chosen = set(SELECTIONS["f_statistic"](columns, 3).tolist())
+    assert chosen == set(SelectKBest(f_regression, k=3).fit(columns.numpy(), target.numpy()).get_support(indices=True))
+
+
+def test_a_selector_of_scikit_learns_serves():
+    toy = Toy("uniform", DDPM.linear())
+    selector = SelectKBest(f_regression, k=2)
+    toy.sampler = AdaptiveSampler(DDPM.linear(), "reinforce", every=1, strata=20, chosen=2, selection=selector)
+    toy.run(6)
+    queue = toy.sampler.estimator.queue[-6:].double().numpy()
+    expected = SelectKBest(f_regression, k=2).fit(queue, queue.sum(1)).get_support(indices=True)
+    assert toy.sampler.estimator.selected.tolist() == expected.tolist()
+    with pytest.raises(TypeError, match="fit"):
+        AdaptiveSampler(DDPM.linear(), "reinforce", selection=object())
+
+
+def test_the_fixed_grid():
+    assert SELECTIONS["grid"](torch.zeros(2, 100), 4).tolist() == [12, 37, 62, 87]
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (5,), (3, 1), (3, 7), (3, 32, 32), (4, 64, 64), (1, 8, 8), (3, 5, 40), (2, 4, 8, 8), (3, 1, 1)]
+)
+def test_the_policy_takes_data_of_any_shape_and_starts_almost_uniform(shape):
+    state = torch.get_rng_state()
+    policy = BetaPolicy(shape)
+    assert torch.equal(state, torch.get_rng_state())
+    ab = policy(torch.randn(6, *shape))
+    torch.testing.assert_close(ab, torch.full((6, 2), 0.97407), atol=1e-4, rtol=0)
+
+
+def test_the_papers_policy_has_the_papers_size():
+    layers = [layer for layer in BetaPolicy((3, 32, 32)).modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    assert [tuple(layer.weight.shape[:2]) for layer in layers] == [
+        (32, 3),
+        (64, 32),
+        (128, 64),
+        (128, 2048),
+        (128, 128),
+        (2, 128),
+    ]
+
+
+def test_beta_masses_are_those_of_the_beta_distribution():
+    edges = torch.arange(1001) / 1000
+    for a, b in ((0.974, 0.974), (2.0, 5.0), (3.0, 1.5)):
+        exact = beta_cdf(edges, a, b).diff().float()
+        torch.testing.assert_close(beta_masses(torch.tensor([[a, b]]), edges)[0], exact, atol=2e-5, rtol=0.02)
+
+
+def test_the_policy_gradient_finds_a_bandits_best_arm():
+    """Rewards that depend on the drawn u itself: the likelihood-ratio update must move the mass there."""
+    sampler = AdaptiveSampler(Flow(), "reinforce", strata=20, policy="global", entropy=0.0, correction="none", lr=0.05)
+    for _ in range(500):
+        draw = sampler.sample(64)
+        sampler.estimator._update_policy(sampler, draw, -((draw.u - 0.7) ** 2))
+        sampler.advance()
+    mass = sampler.table.mass
+    assert 0.6 < float((mass * (torch.arange(20) + 0.5) / 20).sum()) < 0.75
+    assert float(mass[11:17].sum()) > 0.6
+
+
+def test_a_conditional_policy_tells_data_apart():
+    sampler = AdaptiveSampler(Flow(), "reinforce", strata=20, entropy=0.0, correction="none")
+    x0 = torch.cat([torch.ones(32, 2), -torch.ones(32, 2)])
+    for _ in range(300):
+        draw = sampler.sample(x0)
+        wanted = torch.where(x0[:, 0] > 0, 0.8, 0.2)
+        sampler.estimator._update_policy(sampler, draw, -((draw.u - wanted) ** 2))
+        sampler.advance()
+    mean = (sampler.masses(x0[[0, -1]]) * (torch.arange(20) + 0.5) / 20).sum(1)
+    assert float(mean[0]) > float(mean[1]) + 0.25
+
+
+def test_entropy_keeps_the_policy_wide():
+    def width(entropy):
+        sampler = AdaptiveSampler(Flow(), "reinforce", strata=50, policy="global", entropy=entropy, correction="none")
+        for _ in range(200):
+            draw = sampler.sample(64)
+            sampler.estimator._update_policy(sampler, draw, -(draw.u**2))
+            sampler.advance()
+        mass = sampler.estimator.masses(torch.zeros(1, 1))[0]
+        return float(torch.exp(-(mass * torch.log(mass * 50)).sum()))
+
+    assert width(3.0) > 2 * width(0.0)
+
+
+def test_scale_free_rewards_ignore_the_target():
+    def selected(target):
+        toy = Toy("uniform", DDPM.linear())
+        toy.sampler = AdaptiveSampler(DDPM.linear(), "reinforce", every=1, strata=20, scale_free=True, target=target)
+        toy.run(5)
+        return toy.sampler.estimator.queue
+
+    assert torch.equal(selected(None), selected(VLB()))
+
+
+@pytest.mark.parametrize(
+    ("preset", "process", "hidden", "lr"),
+    [
+        (paper_cifar10, DDPM.linear, 128, 1e-2),
+        (paper_cifar10, DDPM.quadratic, 128, 1e-2),
+        (paper_cifar10, DDPM.cosine, 128, 1e-3),
+        (paper_celebahq, DDPM.linear, 256, 1e-3),
+        (paper_imagenet, DDPM.linear, 256, 1e-3),
+        (paper_cifar10, EDM, 128, 1e-2),
+    ],
+)
+def test_presets_carry_the_papers_settings(preset, process, hidden, lr):
+    sampler = preset(process())
+    estimator = sampler.estimator
+    assert (estimator.hidden, estimator.lr, estimator.depth, estimator.every) == (hidden, lr, 2, 40)
+    assert (len(estimator.queue), estimator.chosen, estimator.entropy, len(estimator.edges) - 1) == (20, 3, 1e-2, 1000)
+    assert (sampler.floor, str(sampler.correction), estimator.normalise) == (0.0, "none", False)
+    assert isinstance(sampler.target, VLB)
+
+
+def test_the_loss_sampler_follows_weight_times_loss():
+    sampler = AdaptiveSampler(DDPM.linear(), "loss", weighting=MinSNR(5), warmup=0, every=1, floor=0.1)
+    for _ in range(60):
+        draw = sampler.sample(512)
+        with sampler.observe(draw, 1 + draw.u):
+            pass
+    u = (torch.arange(1000) + 0.5) / 1000
+    wanted = (MinSNR(5)(Objective(DDPM.linear()), u) * (1 + u)).view(20, 50).mean(1)
+    wanted = 0.9 * wanted / wanted.sum() + 0.1 / 20
+    torch.testing.assert_close(sampler.table.mass, wanted, atol=2e-3, rtol=0.05)
