@@ -54,6 +54,7 @@ class GradientVariance(Learner):
             raise RuntimeError(
                 "GradientVariance differentiates the model: call sampler.attach(model) once, and pass loss_at to observe()"
             )
+        self.count_bad(losses)
         yield
         if self.step % self.every == 0:
             self._measure(draw.rows, draw.u.device, loss_at)
@@ -85,7 +86,7 @@ class GradientVariance(Learner):
         # With DDP both halves were averaged over ranks, which divides their variance by the number of ranks.
         variance = distributed.from_first_rank(variance * distributed.world_size())
         finite = torch.isfinite(variance)
-        self.skipped.count((~finite).long())
+        self.skipped.note(~finite)
         decay = torch.where(self.measured[stratum] > 0, self.decay, 0.0)
         updated = self.variance[stratum] * decay + torch.where(finite, variance, 0.0) * (1 - decay)
         self.variance[stratum] = torch.where(finite, updated, self.variance[stratum])

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from noisewise import distributed
 from noisewise.diagnostics import Skipped
 from noisewise.objective import Objective
 from noisewise.processes import Process
@@ -95,6 +96,11 @@ class Learner(TableSampler):
         usable = torch.isfinite(total) & (total > 0)
         floored = (1 - self.floor) * mass / total.clamp(min=1e-30) + self.floor * self.table.widths.to(mass)
         self.table.set(torch.where(usable, floored, self.table.mass.to(mass)))
+
+    def count_bad(self, losses: Tensor | None) -> None:
+        """Count this step's losses that are not finite; for samplers that learn from something else."""
+        if losses is not None:
+            self.skipped.count(distributed.gather_sum((~torch.isfinite(losses)).sum()))
 
     def check_losses(self, losses: Tensor | None) -> Tensor:
         """The losses, or an error that says why this sampler cannot do without them."""

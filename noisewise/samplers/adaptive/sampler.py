@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisewise import distributed
 from noisewise.processes import Process
 from noisewise.samplers.adaptive.estimator import Estimator
 from noisewise.samplers.adaptive.lookahead import LookaheadEstimator
@@ -82,8 +81,8 @@ class AdaptiveSampler(Learner):
         return list(ESTIMATORS.values())
 
     def feedback(self, draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> AbstractContextManager[None]:
-        if losses is not None and not isinstance(self.estimator, LossEstimator):  # which counts them itself
-            self.skipped.count(distributed.gather_sum((~torch.isfinite(losses)).sum()))
+        if not isinstance(self.estimator, LossEstimator):  # which counts them itself
+            self.count_bad(losses)
         return self.estimator.feedback(self, draw, losses, loss_at)
 
     def settle(self, mass: Tensor) -> None:

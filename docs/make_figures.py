@@ -1,0 +1,307 @@
+"""Draws the pictures of docs/adaptive.md and fills in its tables, from the files in benchmarks/results and nothing else.
+
+Run `python docs/make_figures.py` when those files have changed; it needs matplotlib.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "benchmarks" / "results"
+PAGE = DOCS / "adaptive.md"
+SCHEDULES = ("linear", "cosine", "quadratic")
+WIDTH, DPI = 8.4, 130  # 1092 pixels
+
+COLOURS = {  # Okabe and Ito's, and Tol's muted ones
+    "uniform": "#000000",
+    "Min-SNR": "#777777",
+    "loss, plain": "#0072B2",
+    "loss, Min-SNR": "#56B4E9",
+    "loss, Min-SNR, no importance weight": "#332288",
+    "loss, VLB, no importance weight": "#44AA99",
+    "reinforce as published (VLB)": "#D55E00",
+    "reinforce, VLB": "#E69F00",
+    "reinforce, plain": "#CC6677",
+    "reinforce, Min-SNR": "#999933",
+    "reinforce, scale-free": "#B8A04A",
+    "lookahead, VLB": "#882255",
+    "lookahead, plain": "#117733",
+    "lookahead, Min-SNR": "#AA4499",
+    "lookahead, scale-free": "#CC79A7",
+}
+SHOWN = {  # in the heat maps and the loss curves: line styles too, for those who see no colours
+    "loss, plain": "-",
+    "loss, Min-SNR, no importance weight": "--",
+    "reinforce as published (VLB)": "-",
+    "reinforce, VLB": "--",
+    "lookahead, VLB": "-",
+    "lookahead, scale-free": "--",
+}
+TARGETS_OF_COST = {  # what step_cost.jsonl calls the methods of targets_digits.jsonl
+    "adaptive": "loss, plain",
+    "adaptive+minsnr": "loss, Min-SNR",
+    "reinforce": "reinforce, plain",
+    "paper_cifar10": "reinforce as published (VLB)",
+    "lookahead": "lookahead, plain",
+}
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines() if line]
+
+
+def digits() -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Schedule to method to its runs, in the order of the file."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {schedule: {} for schedule in SCHEDULES}
+    for run in rows("targets_digits.jsonl"):
+        found[run["schedule"]].setdefault(run["method"], []).append(run)
+    return found
+
+
+def gains() -> tuple[list[tuple[str, int]], dict[str, dict[tuple[str, int], float]]]:
+    """The problems with their steps, and each estimator's Spearman's rho on them."""
+    found: dict[str, dict[tuple[str, int], float]] = {"loss": {}, "reinforce": {}, "lookahead": {}}
+    for row in rows("known_answers.jsonl"):
+        if "spearman" in row:
+            found[row["estimator"].split(" ")[0]][row["problem"], row["horizon"]] = row["spearman"]
+    return list(found["loss"]), found
+
+
+def costs() -> list[dict[str, Any]]:
+    return [row | {"name": row["sampler"] + (", compiled" if row["compile"] else "")} for row in rows("step_cost.jsonl")]
+
+
+# Pictures --------------------------------------------------------------------------------------------------------------
+
+
+def save(figure: plt.Figure, name: str) -> None:
+    path = DOCS / "img" / f"{name}.png"
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    plt.close(figure)
+    print(f"{path.relative_to(DOCS.parent)}: {path.stat().st_size / 1024:.0f} KiB")
+
+
+def plain_log(axis: Any, ticks: list[float]) -> None:
+    """Numbers instead of powers on a logarithmic axis."""
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def draw_density() -> None:
+    runs = {method: next(run for run in digits()["linear"][method] if run["seed"] == 0) for method in SHOWN}
+    figure, axes = plt.subplots(2, 3, figsize=(WIDTH, 5.6), sharex=True, sharey=True, layout="constrained")
+    norm = LogNorm(1 / 5, 5)
+    for ax, (method, run) in zip(axes.flat, runs.items(), strict=True):
+        density, steps = np.array(run["density"]), np.array(run["density_steps"], float)
+        edges = np.append(steps, run["steps"])
+        levels = np.linspace(0, 1, density.shape[1] + 1)
+        mesh = ax.pcolormesh(edges, levels, density.T, norm=norm, cmap="PuOr_r")
+        title = method.replace(", no", ",\nno").replace(" (", "\n(")
+        ax.set_title(title, fontsize=9.5, color=COLOURS[method], fontweight="bold")
+        ax.set_xlim(0, edges[-1])
+        ax.set_xticks(np.linspace(0, edges[-1], 5)[:-1])
+    for ax in axes[-1]:
+        ax.set_xlabel("training step")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("noise level u\n(0 = no noise, 1 = all noise)")
+    bar = figure.colorbar(mesh, ax=axes, extend="both", shrink=0.85, label="density of the draws over uniform's (log scale)")
+    plain_log(bar.ax.yaxis, [0.2, 0.5, 1, 2, 5])
+    figure.suptitle("Where training draws its noise levels (digits, linear schedule, seed 0)", fontsize=11)
+    save(figure, "density")
+
+
+def draw_losses() -> None:
+    linear = digits()["linear"]
+    figure, ax = plt.subplots(figsize=(WIDTH, 4.3), layout="constrained")
+    reference = {run["seed"]: np.array(run["loss"]) for run in linear["uniform"]}
+    for method, style in SHOWN.items():
+        ratios = np.array([np.array(run["loss"]) / reference[run["seed"]] for run in linear[method]])
+        u = (np.arange(ratios.shape[1]) + 0.5) / ratios.shape[1]
+        ax.plot(u, ratios.mean(0), style, color=COLOURS[method], label=method, lw=1.8)
+        ax.fill_between(u, ratios.min(0), ratios.max(0), color=COLOURS[method], alpha=0.15, lw=0)
+    ax.axhline(1, color=COLOURS["uniform"], lw=1, label="uniform = 1", zorder=1)
+    for third in (1 / 3, 2 / 3):
+        ax.axvline(third, color="#BBBBBB", lw=0.8, ls=":")
+    for middle, name in ((1 / 6, "early"), (1 / 2, "middle"), (5 / 6, "late")):
+        ax.text(middle, 0.985, name, transform=ax.get_xaxis_transform(), ha="center", va="top", fontsize=9, color="#555555")
+    ax.set_yscale("log")
+    plain_log(ax.yaxis, [0.25, 0.5, 1, 2, 4, 8, 16])
+    ax.set_xlim(0, 1)
+    ax.set_xlabel("noise level u (0 = no noise, 1 = all noise)")
+    ax.set_ylabel("held-out loss over uniform's\n(log scale, below 1 is better)")
+    title = "What it does to the loss at each noise level (digits, linear schedule; line: mean, band: range of seeds)"
+    ax.set_title(title, fontsize=10)
+    ax.legend(fontsize=8.5, loc="upper left", bbox_to_anchor=(0, 0.95), frameon=False)
+    save(figure, "losses")
+
+
+def draw_frechet() -> None:
+    runs = digits()
+    methods = [method for method in runs["linear"] if method != "uniform"]
+    figure, axes = plt.subplots(1, 3, figsize=(WIDTH, 4.7), sharex=True, sharey=True, layout="constrained")
+    for ax, schedule in zip(axes, SCHEDULES, strict=True):
+        ax.axvline(1, color=COLOURS["uniform"], lw=1)
+        for y, method in enumerate(methods):
+            ratios = [run["frechet_ratio"] for run in runs[schedule].get(method, [])]
+            if ratios:
+                ax.plot(ratios, [y] * len(ratios), "o", ms=5, color=COLOURS[method], alpha=0.65, mec="none")
+                ax.plot(np.mean(ratios), y, "|", ms=13, mew=2, color=COLOURS[method])
+            else:
+                ax.text(1.03, y, "not run", va="center", fontsize=7.5, color="#888888")
+        ax.set_title(f"{schedule} schedule", fontsize=10)
+        ax.set_xscale("log")
+        plain_log(ax.xaxis, [0.6, 0.8, 1, 1.2, 1.6])
+        ax.grid(axis="y", color="#E5E5E5", lw=0.7)
+        ax.set_axisbelow(True)
+    axes[0].set_yticks(range(len(methods)), methods, fontsize=8.5)
+    axes[0].invert_yaxis()
+    axes[1].set_xlabel("Fréchet distance of generated digits over uniform's (log scale, left of 1 is better)")
+    figure.suptitle("Pictures against uniform's (dots: seeds, bar: their mean, line at 1: uniform)", fontsize=11)
+    save(figure, "frechet")
+
+
+def draw_gains() -> None:
+    problems, found = gains()
+    figure, ax = plt.subplots(figsize=(WIDTH, 3.3), layout="constrained")
+    names = {"loss": "loss, plain", "reinforce": "reinforce, plain", "lookahead": "lookahead, plain"}
+    for position, (estimator, rho) in enumerate(found.items()):
+        x = np.arange(len(problems)) + (position - 1) * 0.27
+        values = [rho[problem] for problem in problems]
+        ax.bar(x, values, 0.25, color=COLOURS[names[estimator]], label=estimator)
+        for left, value in zip(x, values, strict=True):
+            ax.text(left, max(value, 0) + 0.02, f"{value:.2f}", ha="center", fontsize=8.5)
+    ax.axhline(0, color="black", lw=0.8)
+    ax.set_xticks(range(len(problems)), [f"{problem}\n{steps} step{'s' * (steps > 1)} ahead" for problem, steps in problems])
+    ax.set_ylim(min(0, *(value - 0.1 for rho in found.values() for value in rho.values())), 1.12)
+    ax.set_ylabel("Spearman's rho with the true gains\n(1 = right order, 0 = no relation)")
+    ax.set_title("Does the estimator rank the eight strata by what training more of them gives?", fontsize=10.5)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(title="estimator", frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    save(figure, "gains")
+
+
+def draw_costs() -> None:
+    found = costs()
+    figure, ax = plt.subplots(figsize=(WIDTH, 0.9 + 0.45 * len(found)), layout="constrained")
+    ax.axvline(1, color=COLOURS["uniform"], lw=1)
+    for y, row in enumerate(found):
+        colour = COLOURS[TARGETS_OF_COST.get(row["sampler"], "Min-SNR")]
+        ax.plot(row["range"], [y, y], color=colour, lw=3, alpha=0.45, solid_capstyle="butt")
+        ax.plot(row["ratio"], y, "o", color=colour, ms=7)
+        ax.text(max(row["range"]) + 0.003, y, f"{row['ratio']:.3f}", va="center", fontsize=9)
+    ax.set_yticks(range(len(found)), [row["name"] for row in found])
+    ax.set_ylim(len(found) - 0.5, -0.5)
+    ax.margins(x=0.08)
+    ax.set_xlabel("time per training step over uniform's (dot: measured ratio, bar: its range, line at 1: uniform)")
+    first = found[0]
+    conditions = f"{first['gpu']}, UNet of {first['parameters'] / 1e6:.1f} M parameters, batch {first['batch']}, bf16, eager"
+    ax.set_title(f"What a step costs ({conditions})", fontsize=10.5)
+    ax.spines[["top", "right"]].set_visible(False)
+    save(figure, "cost")
+
+
+# Tables ----------------------------------------------------------------------------------------------------------------
+
+
+def triple(values: Any) -> str:
+    return " / ".join(f"{value:.2f}" for value in np.mean(values, 0))
+
+
+def table_thirds() -> list[str]:
+    lines = ["| method | share of draws | loss over uniform's | Fréchet distance over uniform's |", "|---|---|---|---|"]
+    for method, runs in digits()["linear"].items():
+        frechet = np.mean([run["frechet_ratio"] for run in runs])
+        cells = [triple([run["drawn"] for run in runs]), triple([run["loss_ratio"] for run in runs]), f"{frechet:.2f}"]
+        lines.append(f"| {' | '.join([method, *cells])} |")
+    return lines
+
+
+def table_frechet() -> list[str]:
+    lines = ["| method | linear | cosine | quadratic |", "|---|---|---|---|"]
+    runs = digits()
+    for method in runs["linear"]:
+        if method == "uniform" or method not in runs["cosine"] or method not in runs["quadratic"]:
+            continue
+        cells = []
+        for schedule in SCHEDULES:
+            values = [run["frechet_ratio"] for run in runs[schedule][method]]
+            cells.append(f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})")
+        lines.append(f"| {' | '.join([method, *cells])} |")
+    return lines
+
+
+def table_gains() -> list[str]:
+    problems, found = gains()
+    heads = [f"{problem}, {steps} step{'s' * (steps > 1)}" for problem, steps in problems]
+    lines = [f"| estimator | {' | '.join(heads)} |", "|---|" + "---|" * len(problems)]
+    for estimator, rho in found.items():
+        lines.append(f"| `{estimator}` | {' | '.join(f'{rho[problem]:.2f}' for problem in problems)} |")
+    return lines
+
+
+def table_outcomes() -> list[str]:
+    found: dict[str, dict[tuple[str, float], float]] = {}
+    for row in rows("known_answers.jsonl"):
+        if "sampler" in row:
+            found.setdefault(row["sampler"], {})[row["problem"], row["lr"]] = row["mean excess"]
+    uniform = found.pop("uniform")
+    heads = [f"{problem}, lr {lr:g}" for problem, lr in uniform]
+    lines = [f"| sampler | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
+    for sampler, excess in found.items():
+        lines.append(f"| {sampler} | {' | '.join(f'{excess[key] / uniform[key]:.2f}' for key in uniform)} |")
+    return lines
+
+
+def table_cost() -> list[str]:
+    lines = ["| spec | time per step over uniform's | range | what is timed |", "|---|---|---|---|"]
+    for row in costs():
+        if "event_ms" in row:
+            timed = f"an event of {row['event_ms'] / 1e3:.1f} s every {row['interval']} steps; range of {row['rounds']} events"
+        else:
+            timed = f"an update every {row['every']} steps; 90 % range from resampling, {row['updates']} updates"
+        spec = f"`{row['spec']}`" + (", compiled" if row["compile"] else "")
+        lines.append(f"| {spec} | {row['ratio']:.3f} | {row['range'][0]:.3f} to {row['range'][1]:.3f} | {timed} |")
+    return lines
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "thirds": table_thirds,
+    "frechet": table_frechet,
+    "gains": table_gains,
+    "outcomes": table_outcomes,
+    "cost": table_cost,
+}
+
+
+def fill_in(text: str) -> str:
+    """The page with each table between `<!-- table: NAME -->` and `<!-- end -->` made anew."""
+    for name, make in TABLES.items():
+        pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
+        text, count = re.subn(pattern, lambda m, make=make: m[1] + "\n" + "\n".join(make()) + "\n\n" + m[2], text, flags=re.S)
+        if count != 1:
+            raise ValueError(f"{PAGE.name} must have one table {name}, not {count}")
+    return text
+
+
+def main() -> None:
+    plt.rcParams.update({"font.size": 9.5, "figure.facecolor": "white"})
+    (DOCS / "img").mkdir(exist_ok=True)
+    for draw in (draw_density, draw_losses, draw_frechet, draw_gains, draw_costs):
+        draw()
+    PAGE.write_text(fill_in(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
