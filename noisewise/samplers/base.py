@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from noisewise import distributed
 from noisewise.processes import Process
 from noisewise.samplers.correction import Correction, effective_sample_size
-from noisewise.samplers.random import permutation, stream_key, uniforms
+from noisewise.samplers.random import bits, stream_key, uniforms
 
 LossAt = Callable[[Any, Tensor], Tensor]
 """(rows, u) -> (N,) losses of the batch's rows at those u, not weighted by draw.weight."""
@@ -187,11 +187,13 @@ class Sampler(nn.Module):
 
     def _uniforms(self, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
         rank, world = distributed.rank(), distributed.world_size()
+        paired = self.draws != "independent" and n > 1
         if generator is not None:
-            v = torch.rand(n, generator=generator, device=generator.device).clamp_(min=2.0**-24).to(device)
+            v, order = torch.rand(2, n, generator=generator, device=generator.device).clamp_(min=2.0**-24).to(device)
         else:
             v = uniforms(self._key(0, rank), n, device)
-        if self.draws == "independent" or n == 1:
+            order = bits(self._key(2, rank), n, device) if paired else v
+        if not paired:
             return v
         if self.draws == "antithetic":
             half = n // 2
@@ -202,7 +204,7 @@ class Sampler(nn.Module):
             part = (turn + rank) % world
             v = (torch.arange(n, device=device) + (part + v) / world) / n
             v = v.clamp(2.0**-24, 1 - 2.0**-24)
-        return v[permutation(self._key(2, rank), n, device)]
+        return v[order.argsort()]
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """u, its density and its weight, for uniform numbers v."""

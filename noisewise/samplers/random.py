@@ -48,8 +48,3 @@ def uniforms(key: int, n: int, device: torch.device | str = "cpu") -> Tensor:
     """n float32 numbers, uniform on the odd multiples of 2^-24 in (0, 1)."""
     top = (bits(key, n, device) >> 41) & ((1 << 23) - 1)
     return (top.to(torch.float32) + 0.5) * 2.0**-23
-
-
-def permutation(key: int, n: int, device: torch.device | str = "cpu") -> Tensor:
-    """A random order of 0 ... n - 1."""
-    return torch.argsort(bits(key, n, device))

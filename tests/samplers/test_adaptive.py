@@ -82,6 +82,18 @@ def test_a_collapse_is_reported_and_undone():
     assert float((mass - 1e-3).abs().sum() / 2) < 0.02
 
 
+def test_lookahead_without_any_gain_goes_back_to_uniform():
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    sampler = AdaptiveSampler(Flow(), "lookahead", strata=4, horizon=1, warmup=0, probe=16).attach(model, optimizer)
+    sampler.settle(torch.tensor([0.7, 0.1, 0.1, 0.1]))
+    draw = sampler.sample(8)
+    with sampler.observe(draw, torch.ones(8), lambda rows, u: model(u[:, None]).squeeze(1) ** 2):
+        pass
+    assert torch.equal(sampler.estimator.latest, torch.zeros(4))
+    torch.testing.assert_close(sampler.table.mass, torch.full((4,), 0.25))
+
+
 def test_a_peaked_density_over_few_strata_is_no_collapse():
     sampler = AdaptiveSampler(Flow(), "loss", strata=20)
     with warnings.catch_warnings():

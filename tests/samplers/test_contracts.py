@@ -170,9 +170,10 @@ def test_draws_are_a_function_of_seed_step_and_micro_batch(spec, fill):
     assert not torch.equal(first[0], other[0])
 
 
+@pytest.mark.parametrize("draws", ["independent", "stratified", "antithetic"])
 @pytest.mark.parametrize("spec", ALL_SPECS)
-def test_a_generator_of_the_callers_is_used(spec, fill):
-    sampler = make(fill(spec), DDPM.linear())
+def test_a_generator_of_the_callers_is_used(spec, draws, fill):
+    sampler = make(fill(spec), DDPM.linear(), draws=draws)
     draws = [sampler.sample(16, generator=torch.Generator().manual_seed(seed)).u for seed in (1, 1, 2)]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])

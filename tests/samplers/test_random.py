@@ -3,7 +3,7 @@
 import torch
 from scipy import stats
 
-from noisewise.samplers.random import GOLDEN, MASK, bits, permutation, stream_key, uniforms
+from noisewise.samplers.random import GOLDEN, MASK, bits, stream_key, uniforms
 
 
 def split_mix_64(state: int, n: int) -> list[int]:
@@ -43,10 +43,3 @@ def test_streams_are_independent():
     assert len(keys) == 4 * 10 * 3 * 8
     a, b = uniforms(stream_key(0, 0, 0, 0), 50_000), uniforms(stream_key(0, 0, 0, 1), 50_000)
     assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.02
-
-
-def test_permutations():
-    first = torch.stack([permutation(stream_key(i), 6) for i in range(6000)])
-    assert torch.equal(first.sort(1).values, torch.arange(6).expand(6000, 6))
-    counts = torch.stack([(first[:, 0] == value).sum() for value in range(6)])
-    assert stats.chisquare(counts.numpy()).pvalue > 1e-3

@@ -26,7 +26,8 @@ class LookaheadEstimator(Estimator):
     """Now and then, for each stratum: n optimizer steps with extra mass on it, from the same parameters and optimizer state;
     the decrease of the target over all noise levels, with paired noise; everything restored bit for bit.
 
-    The gains, averaged over time, become the density: mass proportional to max(gain, 0)^(1 / temperature).
+    The gains, averaged over time, become the density: proportional to max(gain, 0)^(1 / temperature), or uniform if there are
+    no gains at all.
 
     Args:
         edges: of the strata.
@@ -108,7 +109,9 @@ class LookaheadEstimator(Estimator):
         self.gains.copy_(torch.where(finite, self.gains * decay + gains * (1 - decay), self.gains))
         self.events += finite
         best = self.gains.clamp(min=0)
-        sampler.settle((best / best.max().clamp(min=1e-30)) ** (1 / self.temperature) * sampler.table.widths)
+        share = (best / best.max().clamp(min=1e-30)) ** (1 / self.temperature)
+        # where extra training of any stratum does harm there is nothing to choose
+        sampler.settle(torch.where(best.max() > 0, share, 1.0) * sampler.table.widths)
 
     def measure(self, sampler: "AdaptiveSampler", batch: int, device: torch.device, loss_at: LossAt) -> Tensor:
         """The gain of each stratum: the decrease of the target after a trial with extra mass on it."""
