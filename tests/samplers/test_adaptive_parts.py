@@ -104,7 +104,7 @@ def test_entropy_keeps_the_policy_wide():
             draw = sampler.sample(64)
             sampler.estimator._update_policy(sampler, draw, -(draw.u**2))
             sampler.advance()
-        mass = sampler.estimator.masses(torch.zeros(1, 1))[0]
+        mass = sampler.estimator.masses(torch.zeros(1, 1))[0].detach()
         return float(torch.exp(-(mass * torch.log(mass * 50)).sum()))
 
     assert width(3.0) > 2 * width(0.0)
