@@ -68,7 +68,7 @@ def set_aside_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 def check_evaluation(losses: Any, expected: Tensor) -> Tensor:
-    """What `loss_at(rows, u)` returned, if it is one finite-typed loss for each u."""
+    """What `loss_at(rows, u)` returned, if it is one loss for each u."""
     if not isinstance(losses, Tensor) or losses.shape != expected.shape:
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(f"loss_at(rows, u) must return one loss for each u, {tuple(expected.shape)}, got {got}")

@@ -29,7 +29,6 @@ from torch import Tensor
 class Process(ABC):
     """What every noising process offers; u runs from the least noise (0) to the most (1)."""
 
-    name = ""  # its name in PROCESSES, if it has one
     steps: int | None = None  # the number of discrete timesteps, None in continuous time
 
     @abstractmethod
@@ -241,8 +240,6 @@ def _edges_between(log_snr: Tensor) -> Tensor:
 class VP(Process):
     """Song et al. 2021: beta(t) = beta_min + t (beta_max - beta_min) in continuous time, t = eps + u (1 - eps)."""
 
-    name = "vp"
-
     def __init__(self, beta_min: float = 0.1, beta_max: float = 20.0, eps: float = 1e-5, time_scale: float = 1.0) -> None:
         if not 0 <= beta_min < beta_max or not 0 <= eps < 1:
             raise ValueError(f"VP needs 0 <= beta_min < beta_max and 0 <= eps < 1, got {beta_min}, {beta_max}, {eps}")
@@ -283,8 +280,6 @@ class VP(Process):
 class VE(Process):
     """Song et al. 2021: alpha = 1, sigma geometric from sigma_min to sigma_max."""
 
-    name = "ve"
-
     def __init__(self, sigma_min: float = 0.01, sigma_max: float = 50.0) -> None:
         if not 0 < sigma_min < sigma_max:
             raise ValueError(f"VE needs 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
@@ -315,8 +310,6 @@ class EDM(Process):
     """Karras et al. 2022: alpha = 1, ln sigma ~ N(mean, std^2); u is its quantile, kept inside [tail, 1 - tail]."""
 
     tail = 1e-6  # Phi^-1 is infinite at 0 and 1; at 1e-6 it is -4.75
-
-    name = "edm"
 
     def __init__(self, mean: float = -1.2, std: float = 1.2) -> None:
         if not std > 0:
@@ -349,8 +342,6 @@ class EDM(Process):
 
 class Flow(Process):
     """Rectified flow: x_t = (1 - t) x0 + t noise with t = u; `time_scale=1000` for models fed t * 1000 (SD3, Flux)."""
-
-    name = "flow"
 
     def __init__(self, time_scale: float = 1.0) -> None:
         if not time_scale > 0:

@@ -21,7 +21,7 @@ from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers import SAMPLERS, Sampler
 from noisewise.samplers.learning import Learner
-from noisewise.weighting import WEIGHTINGS, NoWeight, Product, Weighting
+from noisewise.weighting import WEIGHTINGS, NoWeight, Weighting, WeightProduct
 
 
 class SpecError(ValueError):
@@ -81,7 +81,7 @@ def _terms(spec: str) -> tuple[Term | None, Weighting]:
         else:
             raise _unknown("sampler or weighting", term.name, [*SAMPLERS, *WEIGHTINGS], spec)
     if len(weightings) > 1:
-        return sampler_term, Product(*weightings)
+        return sampler_term, WeightProduct(*weightings)
     return sampler_term, weightings[0] if weightings else NoWeight()
 
 

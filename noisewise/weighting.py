@@ -76,17 +76,17 @@ class Weighting(nn.Module):
         return self.total(objective.per_prediction(losses, u), objective, u)
 
     def __mul__(self, other: "Weighting") -> "Weighting":
-        return Product(self, other)
+        return WeightProduct(self, other)
 
 
-class Product(Weighting):
+class WeightProduct(Weighting):
     """The product of weightings; a learned uncertainty always acts last, on the weighted loss."""
 
     def __init__(self, *factors: Weighting) -> None:
         super().__init__()
         flat: list[nn.Module] = []
         for factor in factors:
-            flat.extend(factor.factors if isinstance(factor, Product) else [factor])
+            flat.extend(factor.factors if isinstance(factor, WeightProduct) else [factor])
         flat = [factor for factor in flat if not isinstance(factor, NoWeight)] or [NoWeight()]
         self.factors: nn.ModuleList = nn.ModuleList(sorted(flat, key=lambda part: isinstance(part, Learned)))
 

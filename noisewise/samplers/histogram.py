@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from noisewise.diagnostics import wide
+from noisewise.diagnostics import even_edges, wide
 from noisewise.processes import interval
 from noisewise.samplers.base import Sampler
 
@@ -20,8 +20,7 @@ class Histogram(nn.Module):
     def __init__(self, mass: Tensor, edges: Tensor | None = None, persistent: bool = True) -> None:
         super().__init__()
         bins = len(mass)
-        even = torch.arange(bins + 1, dtype=torch.float64) / bins
-        self.register_buffer("edges", (even if edges is None else edges.double()).float(), persistent)
+        self.register_buffer("edges", even_edges(bins) if edges is None else edges.float(), persistent)
         self.even = edges is None
         self.register_buffer("mass", torch.empty(bins), persistent)
         self.register_buffer("cumulative", torch.empty(bins), persistent)

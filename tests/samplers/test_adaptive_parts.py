@@ -7,7 +7,7 @@ from sklearn.feature_selection import SelectKBest, f_regression
 from torch import nn
 
 from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective
-from noisewise.samplers import paper_celebahq, paper_cifar10, paper_imagenet
+from noisewise.samplers import Mix, paper_celebahq, paper_cifar10, paper_imagenet
 from noisewise.samplers.adaptive.policy import BetaPolicy, beta_masses
 from noisewise.samplers.adaptive.selection import SELECTIONS, f_statistic
 from noisewise.samplers.static import beta_cdf
@@ -83,6 +83,18 @@ def test_the_policy_gradient_finds_a_bandits_best_arm():
     mass = sampler.table.mass
     assert 0.6 < float((mass * (torch.arange(20) + 0.5) / 20).sum()) < 0.75
     assert float(mass[11:17].sum()) > 0.6
+
+
+def test_the_policy_gradient_works_inside_a_mixture():
+    """The draws then come from another density than the policy's own; the update must not mistake them for its own."""
+    inner = AdaptiveSampler(Flow(), "reinforce", strata=20, policy="global", entropy=0.0, floor=0.0, lr=0.05)
+    sampler = Mix(Flow(), inner, floor=0.5)
+    for _ in range(500):
+        draw = sampler.sample(64)
+        inner.estimator._update_policy(inner, draw, -((draw.u - 0.3) ** 2))
+        sampler.advance()
+    assert 0.25 < float((inner.table.mass * (torch.arange(20) + 0.5) / 20).sum()) < 0.35
+    assert float(inner.table.mass[3:9].sum()) > 0.6
 
 
 def test_a_conditional_policy_tells_data_apart():

@@ -51,7 +51,7 @@ def test_how_well_the_others_rank():
     """Not a goal but a record: the loss knows most of it, a policy gradient's rewards little (see docs/adaptive.md)."""
     truth = exact_gains(independent(), 1, share=0.5, trials=150)
     assert spearman(loss_scores(independent()), truth) > 0.6
-    assert abs(spearman(reinforce_rewards(independent()), truth)) < 0.9
+    assert abs(spearman(reinforce_rewards(independent()), truth)) < 0.6
 
 
 @pytest.mark.slow

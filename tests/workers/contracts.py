@@ -44,8 +44,14 @@ def main(out: Path, table: str) -> None:
         result["unequal"][spec] = train(spec, rank, 16 - 5 * rank)
     strata = build("uniform", DDPM.linear(), draws="stratified").sampler
     result["stratified"] = [strata.sample(32).u.tolist() for _ in range(5)]
-    (out / f"part{rank}").write_text(json.dumps(result))
-    os.replace(out / f"part{rank}", out / f"rank{rank}.json")
+    finish(out, result)
+
+
+def finish(out: Path, result: dict) -> None:
+    """Write this rank's result whole or not at all, and leave together."""
+    part = out / f"part{dist.get_rank()}"
+    part.write_text(json.dumps(result))
+    os.replace(part, out / f"rank{dist.get_rank()}.json")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,7 +1,5 @@
 """Two ranks train a toy sharded by FSDP2 with every estimator; each writes digests of its sampler's state."""
 
-import json
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from noisewise import DDPM
 from noisewise.distributed import whole
 from tests.samplers.toy import Toy
-from tests.workers.contracts import digest
+from tests.workers.contracts import digest, finish
 
 SPECS = [
     "adaptive:estimator=loss,warmup=0,every=2",
@@ -38,10 +36,7 @@ def main(out: Path) -> None:
         parameters = [whole(parameter.detach()) for parameter in toy.model.parameters()]
         flat = bool(torch.equal(toy.sampler.table.mass, torch.full_like(toy.sampler.table.mass, 1 / toy.sampler.table.bins)))
         result[spec] = {"states": states, "parameters": digest(parameters), "uniform": flat}
-    (out / f"part{rank}").write_text(json.dumps(result))
-    os.replace(out / f"part{rank}", out / f"rank{rank}.json")
-    dist.barrier()
-    dist.destroy_process_group()
+    finish(out, result)
 
 
 if __name__ == "__main__":

@@ -212,10 +212,12 @@ class ReinforceEstimator(Estimator):
             mass = self.masses(x0)
             widths = self.edges.diff()
             drawn = sampler.table.bin(draw.u[-draw.rows :])[:, None]
-            # the draw came from the policy with its floor, and that is what the ratio is of
-            log_q = torch.log((1 - sampler.floor) * mass.gather(1, drawn).squeeze(1) + sampler.floor * widths[drawn.squeeze(1)])
+            # Its gradient is that of log q where the draw came from this very density, and right up to a factor where a
+            # mixture around the sampler made it.
+            floored = (1 - sampler.floor) * (mass / widths).gather(1, drawn).squeeze(1) + sampler.floor
+            ratio = floored / draw.density[-draw.rows :]
             entropy = -(mass * torch.log((mass / widths).clamp(min=1e-30))).sum(1)
-            loss = -(advantage * finite * log_q + self.entropy * finite * entropy).sum() / n.float()
+            loss = -(advantage * finite * ratio + self.entropy * finite * entropy).sum() / n.float()
             parameters = list(policy.parameters())
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         flat = torch.cat([gradient.flatten() for gradient in gradients])
