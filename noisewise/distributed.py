@@ -75,3 +75,20 @@ def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor (FSDP2) put together; any other tensor as it is."""
     put_together = getattr(tensor, "full_tensor", None)
     return put_together() if put_together is not None else tensor
+
+
+def like(tensor: Tensor, example: Tensor, keep_dtype: bool = False) -> Tensor:
+    """A whole tensor, the same on all ranks, in the type, on the device and with the sharding of `example`."""
+    placed = tensor.to(example.device, tensor.dtype if keep_dtype else example.dtype)
+    mesh = getattr(example, "device_mesh", None)
+    if mesh is None:
+        return placed
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(placed, mesh, example.placements)  # type: ignore[attr-defined]
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    if world_size() > 1:
+        dist.barrier()

@@ -367,7 +367,7 @@ class Flow(Process):
         return torch.sigmoid(-log_snr / 2)
 
 
-PROCESSES = {
+PROCESSES: dict[str, Callable[..., Process]] = {
     "linear": DDPM.linear,
     "cosine": DDPM.cosine,
     "quadratic": DDPM.quadratic,

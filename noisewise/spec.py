@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from noisewise.objective import Objective
-from noisewise.processes import Process
+from noisewise.processes import PROCESSES, Process
 from noisewise.samplers import SAMPLERS, Sampler
 from noisewise.samplers.learning import Learner
 from noisewise.weighting import WEIGHTINGS, NoWeight, Weighting, WeightProduct
@@ -65,6 +65,18 @@ def build_weighting(spec: str) -> Weighting:
     if sampler_term is not None:
         raise SpecError(f"{spec!r} names the sampler {sampler_term.name}, but only a weighting can stand here")
     return weighting
+
+
+def build_process(spec: str) -> Process:
+    """The process that a spec such as "cosine" or "linear:steps=4000" names."""
+    terms = parse(spec)
+    if len(terms) != 1:
+        raise SpecError(f"{spec!r} should name one process, as in linear:steps=1000")
+    term = terms[0]
+    if term.name not in PROCESSES:
+        raise _unknown("process", term.name, PROCESSES, spec)
+    maker = PROCESSES[term.name]
+    return _call(term, maker, [], _plain_settings(term, maker))
 
 
 def _terms(spec: str) -> tuple[Term | None, Weighting]:
@@ -118,6 +130,19 @@ def parse(spec: str) -> list[Term]:
             raise SpecError(f"in {spec!r}: a name is missing; write it as name:key=value+name")
         terms.append(Term(name.strip(), options))
     return terms
+
+
+def split_specs(text: str) -> list[str]:
+    """The specs of a list such as "uniform,adaptive:floor=0.1,every=20,p2"; a piece with = before any : goes on with a spec."""
+    specs: list[str] = []
+    for piece in _split(text, ",", text):
+        if specs and "=" in piece.partition(":")[0]:
+            specs[-1] += f",{piece.strip()}"
+        else:
+            specs.append(piece.strip())
+    if not all(specs):
+        raise SpecError(f"{text!r} has an empty place between its commas")
+    return specs
 
 
 def _split(text: str, separator: str, spec: str) -> list[str]:
@@ -193,6 +218,8 @@ def _call(term: Term, maker: Callable[..., Any], positional: list[Any], settings
 def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The settings a sampler or weighting takes."""
     target: Any = getattr(maker, "func", maker)  # a functools.partial has its class there
+    if inspect.ismethod(target):  # DDPM.linear and the like take their own settings alone
+        return dict(inspect.signature(target, eval_str=True).parameters)
     if not inspect.isclass(target):
         target = inspect.signature(target).return_annotation  # a preset takes what the class it returns takes
     sources: list[Any] = [target, *getattr(target, "option_sources", list)()]

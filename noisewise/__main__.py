@@ -1,0 +1,8 @@
+"""`python -m noisewise`, for torchrun and accelerate launch."""
+
+import sys
+
+from noisewise.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

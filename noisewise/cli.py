@@ -1,0 +1,105 @@
+"""The command line: noisewise train | encode | compare.
+
+Each command's own module is imported when it is called, so that `noisewise --help` is quick and needs no extra.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+COMMANDS = {
+    "train": "train a model; --preset NAME, --config FILE, --resume, --dry-run, --print-config",
+    "encode": "turn images into latents with an autoencoder",
+    "compare": "train with several samplers under the same conditions and compare them",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: noisewise COMMAND [options]\n")
+        print("\n".join(f"  {name:10s} {what}" for name, what in COMMANDS.items()))
+        print("\nnoisewise COMMAND --help shows the options of a command")
+        return 0
+    if arguments[0] == "--version":
+        from noisewise import __version__
+
+        print(__version__)
+        return 0
+    if arguments[0] not in COMMANDS:
+        print(f"noisewise: there is no command {arguments[0]!r}; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    return _reporting_errors(lambda: COMMAND[arguments[0]](arguments[1:]))
+
+
+def _reporting_errors(command: Callable[[], int]) -> int:
+    """Errors that say what to do need no traceback; NOISEWISE_TRACEBACK=1 shows it all the same."""
+    try:
+        return command()
+    except ModuleNotFoundError as error:
+        if os.environ.get("NOISEWISE_TRACEBACK"):
+            raise
+        print(f"noisewise: {error}; this command needs the extras: pip install 'noisewise[train]'", file=sys.stderr)
+        return 1
+    except (ValueError, TypeError, OSError, RuntimeError, FloatingPointError) as error:
+        if os.environ.get("NOISEWISE_TRACEBACK"):
+            raise
+        print(f"noisewise: {error}", file=sys.stderr)
+        print("(set NOISEWISE_TRACEBACK=1 to see where this happened)", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def train(arguments: list[str]) -> int:
+    """noisewise train."""
+    from noisewise.training.options import config_parser, preset_names, to_config, with_files
+
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--preset", action="append", default=[])
+    first.add_argument("--resume", action="store_true")
+    first.add_argument("--dry-run", action="store_true")
+    first.add_argument("--out")
+    known, rest = first.parse_known_args(arguments)
+    parser = config_parser(
+        prog="noisewise train",
+        description="Train a model. Besides the settings below: --preset NAME begins with the settings of a preset "
+        f"({', '.join(preset_names())}); --resume continues the run in --out, or begins it; --dry-run builds everything, "
+        "makes two steps on noise and prints parameters, memory and time.",
+    )
+    stored = Path(known.out) / "config.yaml" if known.out and known.resume else None
+    rest += ["--out", known.out] if known.out else []
+    config = to_config(parser, parser.parse_args(with_files(rest, known.preset, stored)))
+    if known.dry_run:
+        from noisewise.training.run import dry_run
+
+        for name, value in dry_run(config).items():
+            print(f"{name:18s} {f'{value:,}' if isinstance(value, int) else value}")
+        return 0
+    from noisewise.training.progress import suitable_progress
+    from noisewise.training.run import train as run_training
+
+    folder = run_training(config, resume=known.resume, progress=suitable_progress(os.environ.get("RANK", "0") == "0"))
+    if os.environ.get("RANK", "0") == "0":
+        print(f"run: {folder}")
+    return 0
+
+
+def encode(arguments: list[str]) -> int:
+    """noisewise encode."""
+    from noisewise.training.encoding import main as encode_images
+
+    return encode_images(arguments)
+
+
+def compare(arguments: list[str]) -> int:
+    """noisewise compare."""
+    from noisewise.study.compare import main as compare_samplers
+
+    return compare_samplers(arguments)
+
+
+COMMAND: dict[str, Callable[[list[str]], int]] = {"train": train, "encode": encode, "compare": compare}

@@ -1,0 +1,1 @@
+"""What generated samples are worth: generation, distances between sets of images, likelihood."""

@@ -1,0 +1,68 @@
+"""Samples from a trained model: image i depends on the seed and on i alone, not on the batch it is made in."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noisewise.evaluation.guidance import denoiser
+from noisewise.evaluation.noise import normals
+from noisewise.evaluation.solvers import Solver, default_solver
+from noisewise.objective import Objective
+
+
+def generate_batches(
+    model: Any,
+    objective: Objective,
+    shape: tuple[int, ...],
+    images: Sequence[int],
+    *,
+    solver: Solver | None = None,
+    seed: int = 0,
+    classes: int = 0,
+    label: int | None = None,
+    guidance: float = 1.0,
+    interval: tuple[float, float] = (0.0, 1.0),
+    batch: int = 500,
+    device: torch.device | str = "cpu",
+    clip: float | None = 1.0,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Generate the images with these numbers, batch by batch, as (numbers, samples).
+
+    Args:
+        model: called as model(x, time), or model(x, time, labels) if it knows classes.
+        objective: what it was trained to predict.
+        shape: of one sample.
+        images: the numbers of the images wanted.
+        solver: by default the process's usual one.
+        seed: another seed is another set of images.
+        classes: how many classes the model knows; 0 for none.
+        label: the class of all images; by default image i has class i mod classes.
+        guidance: strength of classifier-free guidance; 1 is none.
+        interval: the u in which to guide.
+        batch: how many at a time.
+        device: where the model is.
+        clip: bound of the estimates of x0 on the way (1 for images in [-1, 1]); None for latents.
+    """
+    if batch < 1:
+        raise ValueError(f"batch must be >= 1, got {batch}")
+    if label is not None and not 0 <= label < classes:
+        raise ValueError(f"label {label} is not one of the model's {classes} classes (from 0)")
+    solver = solver or default_solver(objective.process)
+    for first in range(0, len(images), batch):
+        numbers = torch.tensor(list(images[first : first + batch]), dtype=torch.int64)
+        labels = None
+        if classes:
+            labels = (numbers % classes if label is None else torch.full_like(numbers, label)).to(device)
+        estimate = denoiser(model, objective, labels, guidance=guidance, null_label=classes or None, interval=interval)
+
+        def noise(draw: int, numbers: Tensor = numbers) -> Tensor:
+            return normals(seed, numbers, draw, shape, device)
+
+        yield numbers, solver.generate(estimate, objective.process, noise, clip=clip)
+
+
+def generate(model: Any, objective: Objective, shape: tuple[int, ...], count: int, **settings: Any) -> Tensor:
+    """The first `count` images, in one tensor; settings as for `generate_batches`."""
+    return torch.cat([samples for _, samples in generate_batches(model, objective, shape, range(count), **settings)])

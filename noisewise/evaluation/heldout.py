@@ -1,0 +1,87 @@
+"""Held-out loss at each noise level: the same images, the same noise and the same levels for every model.
+
+Two models, two runs or two machines can be compared to the last digits that their arithmetic has in common.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from noisewise.evaluation.noise import normals
+from noisewise.objective import Objective
+from noisewise.training.data import Source
+from noisewise.weighting import Weighting
+
+NOISE_SEED = 0x6C6F7373  # "loss": apart from the noise of generated images
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Mean losses at the middle of equal intervals of u, least noise first."""
+
+    u: Tensor
+    loss: Tensor
+    error: Tensor  # standard error of each mean
+    images: int
+
+    @property
+    def mean(self) -> float:
+        """Over all levels: the loss of uniform sampling."""
+        return float(self.loss.mean())
+
+    def weighted(self, weighting: Weighting, objective: Objective) -> float:
+        """The mean with a weight on each level."""
+        return float((weighting.weights(objective, self.u.float()).double().cpu() * self.loss).mean())
+
+
+@torch.no_grad()
+def held_out_losses(
+    model: Any,
+    objective: Objective,
+    source: Source,
+    *,
+    levels: int = 50,
+    images: int | None = None,
+    classes: int = 0,
+    batch: int = 500,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> HeldOut:
+    """Evaluate a model, in evaluation mode, on the first images of `source`.
+
+    Args:
+        model: called as model(x, time), or model(x, time, labels) if it knows classes.
+        objective: what it was trained to predict.
+        source: held-out data.
+        levels: how many noise levels, in the middle of equal intervals of u.
+        images: how many images at each level; all of them by default.
+        classes: how many classes the model knows; 0 for none.
+        batch: how many at a time.
+        device: where the model is.
+        seed: of the noise.
+        progress: told how many losses were computed.
+    """
+    if levels < 1:
+        raise ValueError(f"levels must be >= 1, got {levels}")
+    count = len(source) if images is None else min(images, len(source))
+    u = (torch.arange(levels, dtype=torch.float64) + 0.5) / levels
+    sums = torch.zeros(2, levels, dtype=torch.float64)
+    for first in range(0, count, batch):
+        rows = np.arange(first, min(first + batch, count))
+        values, labels = source.read(rows)
+        x0 = source.decode(values.to(device))
+        told = (labels.to(device),) if classes and labels is not None else ()
+        for level in range(levels):
+            noise = normals(seed ^ NOISE_SEED, torch.from_numpy(rows), level, source.shape, device)
+            losses = objective.losses(model, x0, u[level].float().to(device).expand(len(x0)), noise, *told).double().cpu()
+            sums[:, level] += torch.stack([losses.sum(), losses.square().sum()])
+            if progress is not None:
+                progress(len(rows))
+    mean = sums[0] / count
+    variance = (sums[1] / count - mean**2).clamp(min=0) * count / max(count - 1, 1)
+    return HeldOut(u, mean, (variance / count).sqrt(), count)

@@ -1,0 +1,1 @@
+"""The study: training with several samplers under the same conditions, and what came of it."""

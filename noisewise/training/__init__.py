@@ -1,0 +1,1 @@
+"""Training: data, models, the loop, checkpoints, presets."""

@@ -1,0 +1,180 @@
+"""Checkpoints that survive anything: a kill at any moment, a full disk, a flipped bit.
+
+    checkpoints/step-00001000/
+        model.safetensors  ema.safetensors  optimizer.safetensors  ...   tensors, one file for each part
+        state.json                                                       numbers
+        manifest.json                                                    format, step, size and SHA-256 of every file
+
+A checkpoint is written to a temporary folder, flushed to the disk, and renamed: under its final name it is always whole. Before
+it is used, every file is compared with the manifest. Only safetensors and JSON are ever read: no file can run code.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+FORMAT = 1
+NAME = re.compile(r"step-(\d{8,})")
+TEMPORARY = "writing-"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written or cannot be used, with the reason."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved at one step: tensors by part and name, and everything else as JSON."""
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+    path: Path
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
+    """Write a checkpoint and return its path; a whole one of the same step is left as it is.
+
+    Raises CheckpointError, with all earlier checkpoints as they were, if it cannot be written.
+    """
+    final, temporary = folder / name_of(step), folder / f"{TEMPORARY}{name_of(step)}-{os.getpid()}"
+    if final.exists() and is_whole(final):
+        return final
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        for part, values in tensors.items():
+            _write(temporary / f"{part}.safetensors", safetensors.torch.save(_savable(values)))
+        _write(temporary / "state.json", json.dumps(state, indent=1).encode())
+        files = {path.name: _description(path) for path in sorted(temporary.iterdir())}
+        _write(temporary / "manifest.json", json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1).encode())
+        _sync_folder(temporary)
+        if final.exists():  # and is broken
+            shutil.rmtree(final)
+        temporary.rename(final)
+        _sync_folder(folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        good = newest_name(folder)
+        kept = f"The last good checkpoint is {folder / good}" if good else "There is no earlier checkpoint"
+        room = "; free some space and go on with --resume" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
+        raise CheckpointError(f"the checkpoint of step {step} could not be written: {error}. {kept}{room}") from error
+    return final
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint; raises CheckpointError with the reason if it is torn, changed, foreign or too new."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        if manifest["format"] != FORMAT:
+            raise CheckpointError(
+                f"{path.name} has format {manifest['format']}, this version of noisewise reads {FORMAT}: "
+                "resume it with the version that wrote it"
+            )
+        step, files = int(manifest["step"]), dict(manifest["files"])
+        for name, expected in files.items():
+            if Path(name).name != name or not name.endswith((".safetensors", ".json")):
+                raise CheckpointError(f"{path.name}: its manifest names {name!r}, which is no file of a checkpoint")
+            if not (path / name).is_file() or (path / name).is_symlink():
+                raise CheckpointError(f"{path.name}: {name} is missing")
+            if _description(path / name) != expected:
+                raise CheckpointError(f"{path.name}: {name} is not what was written (size or checksum differ)")
+        state = json.loads((path / "state.json").read_text())
+        parts = [name for name in files if name.endswith(".safetensors")]
+        tensors = {name.removesuffix(".safetensors"): safetensors.torch.load_file(path / name) for name in parts}
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path.name}: state.json is not an object")
+    return Checkpoint(step, tensors, state, path)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a checkpoint can be used."""
+    try:
+        load(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps with a checkpoint, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for path in folder.iterdir() if (match := NAME.fullmatch(path.name)))
+
+
+def newest_name(folder: Path) -> str | None:
+    steps = steps_in(folder)
+    return name_of(steps[-1]) if steps else None
+
+
+def newest(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that is whole; `tell` is told of each that is not. None if there is none at all."""
+    steps = steps_in(folder)
+    for step in reversed(steps):
+        try:
+            return load(folder / name_of(step))
+        except CheckpointError as error:
+            tell(f"{error}; trying the one before")
+    if steps:
+        raise CheckpointError(f"none of the {len(steps)} checkpoints in {folder} can be used; start again with another --out")
+    return None
+
+
+def prune(folder: Path, keep: int, keep_every: int = 0) -> None:
+    """Remove all but the newest `keep` checkpoints and those at multiples of `keep_every`."""
+    for step in steps_in(folder)[:-keep]:
+        if not keep_every or step % keep_every:
+            # first out of sight, so that a kill on the way leaves no half of a checkpoint under its name
+            doomed = (folder / name_of(step)).rename(folder / f"{TEMPORARY}removed-{step}-{os.getpid()}")
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left half-written."""
+    for path in folder.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _savable(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().to("cpu").contiguous().clone() for name, value in values.items()}
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _description(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

@@ -1,0 +1,224 @@
+"""Everything a training run is made of, as plain typed data.
+
+`noisewise train --print-config` shows it as YAML; every value can be set in a YAML file or on the command line with its dotted
+name (`--optimizer.lr 1e-4`). The names of samplers, weightings and processes are spec strings (docs/specs.md).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from noisewise.objective import LossKind, Prediction
+
+
+@dataclass
+class DataConfig:
+    """The data.
+
+    Args:
+        source: digits, cifar10, folder, array, latents or huggingface.
+        path: where they lie (not for digits).
+        options: settings of the source, such as size of an image folder.
+        shape: of one sample; needed only for a dry run without the data, and checked against them otherwise.
+        classes: number of classes; as `shape`.
+        flip: mirror half of the images.
+        resident: keep all data on the device; null decides by their size.
+        workers: reading processes for data that are not resident.
+    """
+
+    source: str = "digits"
+    path: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    shape: tuple[int, ...] | None = None
+    classes: int | None = None
+    flip: bool = False
+    resident: bool | None = None
+    workers: int = 2
+
+
+@dataclass
+class ModelConfig:
+    """The network.
+
+    Args:
+        name: unet, dit, uvit, or the import path of any nn.Module called as model(x, time).
+        options: arguments of the network.
+        conditional: tell it the class of each sample.
+        label_dropout: how often the class is withheld, for classifier-free guidance.
+    """
+
+    name: str = "unet"
+    options: dict[str, Any] = field(default_factory=dict)
+    conditional: bool = False
+    label_dropout: float = 0.1
+
+
+@dataclass
+class OptimizerConfig:
+    """The optimizer.
+
+    Args:
+        name: adam or adamw.
+        lr: learning rate.
+        betas: of Adam.
+        eps: of Adam.
+        weight_decay: of AdamW.
+        warmup: steps in which the learning rate rises to lr.
+        clip: largest norm of the gradient; null for none.
+    """
+
+    name: Literal["adam", "adamw"] = "adam"
+    lr: float = 2e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    warmup: int = 0
+    clip: float | None = 1.0
+
+
+@dataclass
+class EMAConfig:
+    """The average of the weights that generates images.
+
+    Args:
+        kind: constant (a fixed decay) or power (EDM2: a share of all of training).
+        decay: of the constant kind.
+        ramp: let the decay of the constant kind rise as (1 + n) / (10 + n), so that short runs forget their start.
+        std: width of the power kind, as a share of training.
+    """
+
+    kind: Literal["constant", "power"] = "constant"
+    decay: float = 0.9999
+    ramp: bool = False
+    std: float = 0.1
+
+
+@dataclass
+class CheckpointConfig:
+    """Checkpoints.
+
+    Args:
+        every: steps between two.
+        keep: how many of the newest stay.
+        keep_every: those at multiples of so many steps stay for ever; 0 for none.
+    """
+
+    every: int = 5000
+    keep: int = 2
+    keep_every: int = 0
+
+
+@dataclass
+class LogConfig:
+    """What is written down on the way.
+
+    Args:
+        every: steps between two rows of metrics.jsonl.
+        trackers: names of Accelerate's trackers (tensorboard, wandb, mlflow, trackio, ...); metrics.jsonl needs none.
+        samples_every: steps between two pictures of generated samples; 0 for none.
+        samples: how many.
+        sample_steps: model evaluations for each.
+    """
+
+    every: int = 100
+    trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
+    samples_every: int = 0
+    samples: int = 64
+    sample_steps: int = 50
+
+
+@dataclass
+class Config:
+    """A training run.
+
+    Args:
+        name: of the run; names its folder unless `out` does.
+        out: the run's folder; by default runs/NAME-SAMPLER-SEED.
+        seed: of initial weights, data order, noise and timesteps.
+        process: linear, cosine, quadratic, vp, ve, edm or flow, with settings as in "linear:steps=4000".
+        prediction: what the model predicts: eps, x0, v, flow or edm.
+        loss: mse, l1 or huber.
+        sampler: how timesteps are drawn and losses weighted, as in "adaptive+minsnr".
+        steps: optimizer steps.
+        seconds: end after so much time in training steps, if that comes first; null for no limit.
+        batch: samples in one optimizer step, over all processes and accumulated micro-batches.
+        accumulation: micro-batches in one optimizer step.
+        precision: fp32, bf16, fp16, or auto (bf16 on a GPU that has it).
+        device: auto, cpu or cuda.
+        parallel: what several processes do: ddp (each holds the model) or fsdp (FSDP2: each holds a part).
+        compile: torch.compile the model.
+        max_bad_steps: stop after so many steps in a row with a loss or gradient that is not finite.
+        data: the data.
+        model: the network.
+        optimizer: the optimizer.
+        ema: the average of the weights.
+        checkpoint: checkpoints.
+        log: what is written down on the way.
+    """
+
+    name: str = "run"
+    out: str | None = None
+    seed: int = 0
+    process: str = "linear"
+    prediction: Prediction = "eps"
+    loss: LossKind = "mse"
+    sampler: str = "adaptive"
+    steps: int = 100_000
+    seconds: float | None = None
+    batch: int = 128
+    accumulation: int = 1
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    compile: bool = False
+    max_bad_steps: int = 20
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    ema: EMAConfig = field(default_factory=EMAConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def check(self) -> None:
+        """Raise ValueError for settings that cannot work, before anything is built."""
+        positive = {
+            "steps": self.steps,
+            "batch": self.batch,
+            "accumulation": self.accumulation,
+            "max_bad_steps": self.max_bad_steps,
+            "checkpoint.every": self.checkpoint.every,
+            "checkpoint.keep": self.checkpoint.keep,
+            "log.every": self.log.every,
+            "log.sample_steps": self.log.sample_steps,
+            "optimizer.lr": self.optimizer.lr,
+            "optimizer.eps": self.optimizer.eps,
+            "seconds": 1 if self.seconds is None else self.seconds,
+            "optimizer.clip": 1 if self.optimizer.clip is None else self.optimizer.clip,
+        }
+        for name, value in positive.items():
+            if not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        not_negative = {
+            "seed": self.seed,
+            "optimizer.warmup": self.optimizer.warmup,
+            "optimizer.weight_decay": self.optimizer.weight_decay,
+            "checkpoint.keep_every": self.checkpoint.keep_every,
+            "log.samples_every": self.log.samples_every,
+            "log.samples": self.log.samples,
+            "data.workers": self.data.workers,
+        }
+        for name, value in not_negative.items():
+            if value < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        if self.batch % self.accumulation:
+            raise ValueError(f"batch={self.batch} does not divide into accumulation={self.accumulation} micro-batches")
+        if not 0 <= self.model.label_dropout < 1:
+            raise ValueError(f"model.label_dropout must lie in [0, 1), got {self.model.label_dropout}")
+        if self.optimizer.weight_decay and self.optimizer.name == "adam":
+            raise ValueError("optimizer.weight_decay needs optimizer.name=adamw: Adam would mix it into the gradient")
+
+
+PINNED = ("seed", "process", "prediction", "loss", "sampler", "batch", "data", "model", "optimizer", "ema")
+"""Settings that a run keeps for life; the others may change when it is resumed."""
+
+FREE_WITHIN = {"data": ("path", "resident", "workers", "shape", "classes")}
+"""Parts of those that may change all the same: where the data lie does not change what they are."""

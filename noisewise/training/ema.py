@@ -1,0 +1,73 @@
+"""An exponential moving average of a model's weights, kept in float32 whatever precision the model has.
+
+constant  decay^n, as in DDPM; with a ramp min(decay, (1 + n) / (10 + n)), so that short runs forget their start
+power     (1 - 1/n)^(gamma + 1): the profile t^gamma over all of training (Karras et al. 2024, EDM2), gamma from its relative
+          width `std`
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from noisewise.training.config import EMAConfig
+
+
+def power_exponent(std: float) -> float:
+    """gamma of the profile t^gamma whose standard deviation is `std` of its length."""
+    if not 0 < std < 12**-0.5:
+        raise ValueError(f"ema.std must lie between 0 and {12**-0.5:.3f} (the width of a plain mean), got {std}")
+    # std^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3)) falls with gamma: bisect
+    low, high = 0.0, 1e6
+    for _ in range(200):
+        gamma = (low + high) / 2
+        wide = (gamma + 1) / ((gamma + 2) ** 2 * (gamma + 3)) > std**2
+        low, high = (gamma, high) if wide else (low, gamma)
+    return (low + high) / 2
+
+
+class EMA:
+    """The average of a model's parameters; buffers are copied as they are.
+
+    Works on sharded parameters too: each rank averages its own part.
+    """
+
+    def __init__(self, model: nn.Module, config: EMAConfig) -> None:
+        if config.kind == "constant" and not 0 <= config.decay < 1:
+            raise ValueError(f"ema.decay must lie in [0, 1), got {config.decay}")
+        self.config = config
+        self.gamma = power_exponent(config.std) if config.kind == "power" else 0.0
+        self.updates = 0
+        self._source = dict(model.named_parameters())
+        self.average = {name: value.detach().float().clone() for name, value in self._source.items()}
+
+    def decay(self) -> float:
+        """What the average so far counts at the next update."""
+        n = self.updates + 1
+        if self.config.kind == "power":
+            return (1 - 1 / n) ** (self.gamma + 1)
+        return min(self.config.decay, n / (9 + n)) if self.config.ramp else self.config.decay
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the model's weights as they are now."""
+        sources = [value.detach() for value in self._source.values()]
+        sources = [value if value.dtype == torch.float32 else value.float() for value in sources]
+        torch._foreach_lerp_(list(self.average.values()), sources, 1 - self.decay())
+        self.updates += 1
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model has the averaged weights inside the block, and its own again after it, bit for bit."""
+        own = {name: value.detach().clone() for name, value in self._source.items()}
+        self._write(self.average)
+        try:
+            yield
+        finally:
+            self._write(own)
+
+    @torch.no_grad()
+    def _write(self, values: dict[str, Tensor]) -> None:
+        for name, parameter in self._source.items():
+            parameter.copy_(values[name])

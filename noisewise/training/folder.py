@@ -1,0 +1,144 @@
+"""A run's folder, readable without this package.
+
+config.yaml         every setting
+environment.jsonl   versions, machine and git state, a row for each start
+metrics.jsonl       a row for each log point
+samples/            pictures
+checkpoints/        see checkpoint.py
+"""
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+import noisewise
+from noisewise.training.config import Config
+from noisewise.training.options import as_yaml, changed, load_config
+
+
+class RunFolder:
+    """Creates, locks, reads and appends to a run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples"
+
+    def begin(self, config: Config, resume: bool) -> None:
+        """Make the folder, or check that the run in it is the one to be resumed."""
+        if self.config_file.exists():
+            if not resume:
+                raise FileExistsError(f"{self.path} holds a run already: continue it with --resume, or give another --out")
+            differences = changed(load_config(self.config_file), config)
+            if differences:
+                raise ValueError(
+                    f"{self.path} cannot be resumed with other settings: {'; '.join(differences)}. Start a new run with --out"
+                )
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        replace_file(self.config_file, as_yaml(config))
+        self._append(self.path / "environment.jsonl", environment())
+
+    def _take_lock(self) -> None:
+        """Two processes in one folder would destroy each other's checkpoints."""
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(f"{self.path} is in use by another process: wait for it, or give another --out") from None
+
+    def end(self) -> None:
+        """Let others use the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Append a row to metrics.jsonl."""
+        self._append(self.metrics_file, row)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl; a torn last line is left out."""
+        return read_rows(self.metrics_file)
+
+    def forget_after(self, step: int) -> None:
+        """Drop the rows of steps that will be made again."""
+        if self.metrics_file.exists():
+            kept = [row for row in self.metrics() if row.get("step", 0) <= step]
+            replace_file(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
+
+    @staticmethod
+    def _append(path: Path, row: dict[str, Any]) -> None:
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file, without a last line that a kill has cut off."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file so that it is either the old one or the new one, whatever happens."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def environment() -> dict[str, Any]:
+    """What a result depends on besides its configuration."""
+    cuda = torch.cuda.is_available()
+    return {
+        "noisewise": noisewise.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "threads": torch.get_num_threads(),
+        "arguments": sys.argv[1:],
+        "git": git_state(),
+    }
+
+
+def git_state() -> str | None:
+    """The commit of the current folder, with "+" if there are changes; None outside a repository."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10).stdout.strip()

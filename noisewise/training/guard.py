@@ -1,0 +1,72 @@
+"""Watches the numbers of training without waiting for the device: means between log points, and steps that went wrong."""
+
+import torch
+from torch import Tensor, nn
+
+from noisewise import distributed
+
+
+class Diverged(FloatingPointError):
+    """Too many steps in a row had a loss or gradient that is not finite."""
+
+
+class Guard(nn.Module):
+    """Sums since the last log point, and a count of skipped steps; all in buffers, so that a checkpoint holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("loss_sum", "norm_sum"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
+        for name in ("good", "skipped", "run"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64))
+        self.loss_sum: Tensor
+        self.norm_sum: Tensor
+        self.good: Tensor
+        self.skipped: Tensor
+        self.run: Tensor
+        self._last_bad: tuple[Tensor, Tensor] | None = None
+
+    @torch.no_grad()
+    def update(self, loss: Tensor, norm: Tensor, finite: Tensor, times: Tensor, losses: Tensor) -> None:
+        """Take in one step: the loss, the gradient's norm, whether the step was made, and the samples' times and losses."""
+        self.loss_sum += torch.where(finite, loss, 0.0)
+        self.norm_sum += torch.where(finite, norm, 0.0)
+        self.good += finite
+        self.skipped += ~finite
+        self.run.add_(1).mul_(~finite)
+        now = (times.double(), losses.double())
+        before = self._last_bad or now
+        if before[0].shape != times.shape:  # a batch of another size
+            before = now
+        self._last_bad = (torch.where(finite, before[0], now[0]), torch.where(finite, before[1], now[1]))
+
+    def means(self) -> tuple[float, float]:
+        """Mean loss and gradient norm of the steps since the last call, NaN if there was none; waits for the device."""
+        good = int(self.good)
+        result = (float(self.loss_sum) / good, float(self.norm_sum) / good) if good else (float("nan"), float("nan"))
+        for sums in (self.loss_sum, self.norm_sum, self.good):
+            sums.zero_()
+        return result
+
+    def check(self, limit: int, what_now: str) -> None:
+        """Raise Diverged if the last `limit` steps were all skipped; waits for the device."""
+        if int(self.run) >= limit:
+            raise Diverged(
+                f"{int(self.run)} steps in a row had a loss or gradient that is not finite and were skipped "
+                f"({int(self.skipped)} in all); {self._culprits()}. {what_now}"
+            )
+
+    def _culprits(self) -> str:
+        if self._last_bad is None:
+            return "no batch has been seen since the start"
+        times, losses = (distributed.gather_rows(values) for values in self._last_bad)  # all ranks raise at the same step
+        bad = times[~torch.isfinite(losses)].unique().tolist()
+        if bad:
+            return f"in the last one the loss was not finite at {_listed(bad)} ({len(bad)} of {len(times)} samples)"
+        worst = times[losses.argsort(descending=True)[:5]].unique().tolist()
+        return f"in the last one all losses were finite and the gradient was not; the largest losses were at {_listed(worst)}"
+
+
+def _listed(times: list[float], most: int = 12) -> str:
+    shown = ", ".join(f"{time:g}" for time in times[:most])
+    return f"timestep{'s' * (len(times) > 1)} {shown}" + (", ..." if len(times) > most else "")

@@ -1,0 +1,97 @@
+"""Configurations on the command line and in YAML files, by jsonargparse.
+
+A preset is a YAML file of this package; the order is preset, then --config files, then single options, later ones win.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace  # type: ignore[attr-defined]
+
+from noisewise.training.config import FREE_WITHIN, PINNED, Config
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+def preset_names() -> list[str]:
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def preset_path(name: str) -> Path:
+    """The file of a preset, or an error that names them all."""
+    path = PRESETS / f"{name}.yaml"
+    if name not in preset_names():
+        raise ValueError(f"there is no preset {name!r}; choose one of {', '.join(preset_names())}")
+    return path
+
+
+def config_parser(**settings: Any) -> ArgumentParser:
+    """A parser with an option for every value of `Config`."""
+    parser = ArgumentParser(print_config="--print-config", allow_abbrev=False, **settings)
+    parser.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings; may be given more than once")
+    parser.add_class_arguments(Config)
+    return parser
+
+
+def to_config(parser: ArgumentParser, namespace: Namespace) -> Config:
+    """What was parsed, as a checked `Config`."""
+    values = parser.instantiate(namespace)
+    config = Config(**{field.name: values[field.name] for field in fields(Config)})
+    config.check()
+    return config
+
+
+def with_files(arguments: Sequence[str], presets: Sequence[str] = (), stored: Path | None = None) -> list[str]:
+    """The arguments after those that read a resumed run's own file and presets, so that they override both."""
+    files = ([stored] if stored is not None and stored.exists() else []) + [preset_path(name) for name in presets]
+    return [part for path in files for part in ("--config", str(path))] + list(arguments)
+
+
+def load_preset(name: str, *overrides: str) -> Config:
+    """A preset as a Config, with overrides such as "--steps=100"."""
+    parser = config_parser(exit_on_error=False)
+    return to_config(parser, parser.parse_args(with_files(overrides, [name])))
+
+
+def load_config(path: Path) -> Config:
+    """The configuration in a YAML file."""
+    parser = config_parser(exit_on_error=False)
+    return to_config(parser, parser.parse_args(["--config", str(path)]))
+
+
+def as_yaml(config: Config) -> str:
+    """The whole configuration as YAML that `load_config` reads back."""
+    return yaml.safe_dump(plain(config), sort_keys=False)
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """The configuration as dicts, lists and numbers."""
+    return _without_tuples(asdict(config))
+
+
+def _without_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_tuples(inner) for key, inner in value.items()}
+    return [_without_tuples(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def changed(old: Config, new: Config) -> list[str]:
+    """The settings that may not change when a run is resumed, and did: "optimizer.lr: 0.0002 -> 0.0001"."""
+    before, after = _flat(plain(old)), _flat(plain(new))
+    names = [name for name in {**before, **after} if name.partition(".")[0] in PINNED]
+    free = {f"{part}.{name}" for part, inner in FREE_WITHIN.items() for name in inner}
+    return [
+        f"{name}: {before.get(name)} -> {after.get(name)}"
+        for name in names
+        if name not in free and before.get(name) != after.get(name)
+    ]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return flat

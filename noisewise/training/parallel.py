@@ -1,0 +1,72 @@
+"""Several processes: Accelerate sets them up and wraps the model for DDP; FSDP2 is torch's own fully_shard."""
+
+from collections.abc import Iterable
+
+import torch
+from accelerate import Accelerator, DistributedType
+from torch import nn
+
+from noisewise import distributed
+from noisewise.training.config import Config
+
+
+def make_accelerator(config: Config, project: str | None = None) -> Accelerator:
+    """The device, processes and precision that a configuration asks for."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device=cuda, but torch finds no GPU; use --device cpu, or install a CUDA build of torch")
+    on_cpu = config.device == "cpu" or not torch.cuda.is_available()
+    precision = config.precision
+    if precision == "auto":
+        precision = "bf16" if not on_cpu and torch.cuda.is_bf16_supported() else "fp32"
+    if precision == "fp16" and on_cpu:
+        raise ValueError("precision=fp16 needs a GPU; use fp32 or bf16")
+    if precision == "fp16" and config.parallel == "fsdp":
+        raise ValueError("precision=fp16 is not supported with parallel=fsdp; use bf16")
+    trackers = config.log.trackers if project else []
+    accelerator = Accelerator(
+        cpu=on_cpu,
+        mixed_precision="no" if precision == "fp32" else precision,
+        log_with=list(trackers) or None,
+        project_dir=project,
+    )
+    missing = set(trackers) - {str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with}
+    if missing:
+        raise ValueError(
+            f"tracker {sorted(missing)[0]!r} is not installed or not known: pip install it, or choose others with "
+            "--log.trackers '[]' (metrics.jsonl needs none)"
+        )
+    return accelerator
+
+
+def spread(model: nn.Module, accelerator: Accelerator, parallel: str) -> nn.Module:
+    """The model on its device, ready for all processes."""
+    if parallel == "fsdp" or accelerator.distributed_type == DistributedType.FSDP:
+        return _shard(model, accelerator.device)
+    return accelerator.prepare_model(model)
+
+
+def _shard(model: nn.Module, device: torch.device) -> nn.Module:
+    """FSDP2: every block of the model is gathered by itself when it is needed."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    if not distributed.is_initialized():
+        raise ValueError("parallel=fsdp needs processes: start with torchrun --nproc-per-node=N -m noisewise train ...")
+    mesh = init_device_mesh(device.type, (distributed.world_size(),))
+    model.to(device)
+    for module in reversed(list(model.modules())):  # inner ones first
+        if isinstance(module, nn.ModuleList):
+            for block in module:
+                if any(True for _ in block.parameters()):
+                    fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """What DDP does for the model, for the few parameters outside it (a learned weighting)."""
+    if distributed.world_size() > 1:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.copy_(distributed.gather_sum(parameter.grad) / distributed.world_size())

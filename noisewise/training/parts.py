@@ -1,0 +1,56 @@
+"""What a configuration describes, built: process, objective, data, model."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from noisewise.objective import Objective
+from noisewise.samplers.random import stream_key
+from noisewise.spec import build_process
+from noisewise.training.config import Config
+from noisewise.training.data import Source, Synthetic, open_data
+from noisewise.training.models import build_model
+
+INIT, STEP = 1, 2  # the streams of one seed: initial weights; noise and dropout of a step
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The pieces of a run that do not depend on how it is launched."""
+
+    objective: Objective
+    source: Source
+    model: nn.Module
+    classes: int  # that the model is told; 0 for none
+
+
+def build_parts(config: Config, *, synthetic: bool = False) -> Parts:
+    """Build the pieces; the model is on the CPU with initial weights that depend on the seed alone."""
+    source = synthetic_source(config) if synthetic else open_source(config)
+    classes = source.classes if config.model.conditional else 0
+    if config.model.conditional and not source.classes:
+        raise ValueError(f"model.conditional=true, but the data ({source.name}) have no labels")
+    objective = Objective(build_process(config.process), config.prediction, config.loss)
+    torch.manual_seed(stream_key(config.seed, INIT) >> 1)
+    model = build_model(config.model.name, config.model.options, shape=source.shape, classes=classes)
+    return Parts(objective, source, model, classes)
+
+
+def open_source(config: Config, split: str = "train") -> Source:
+    """The data, checked against the shape and the classes that the configuration names."""
+    data = config.data
+    source = open_data(data.source, data.path, split=split, options=data.options)
+    if data.shape is not None and tuple(data.shape) != source.shape:
+        raise ValueError(f"data.shape is {tuple(data.shape)}, but the samples of {source.name} are {source.shape}")
+    if data.classes is not None and data.classes != source.classes:
+        raise ValueError(f"data.classes is {data.classes}, but {source.name} has {source.classes}")
+    return source
+
+
+def synthetic_source(config: Config) -> Source:
+    """Noise of the shape of the data, which need not be there."""
+    if config.data.shape is not None:
+        return Synthetic(tuple(config.data.shape), config.data.classes or 0)
+    source = open_source(config)
+    return Synthetic(source.shape, source.classes)

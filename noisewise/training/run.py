@@ -1,0 +1,239 @@
+"""A training run from its first step to its last, with all that surrounds the steps: folder, checkpoints, pictures, signals."""
+
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from noisewise import distributed
+from noisewise.training import checkpoint
+from noisewise.training.config import Config
+from noisewise.training.folder import RunFolder
+from noisewise.training.options import plain
+from noisewise.training.parallel import make_accelerator
+from noisewise.training.parts import build_parts
+from noisewise.training.progress import Progress, Quiet
+from noisewise.training.signals import StopRequest
+from noisewise.training.trainer import Trainer
+
+AGREE_EVERY = 10  # steps between two questions to all processes whether one was asked to stop
+
+
+def default_folder(config: Config) -> Path:
+    """runs/NAME-SAMPLER-SEED, with the sampler's spec made fit for a file name."""
+    sampler = re.sub(r"[^A-Za-z0-9.]+", "-", config.sampler).strip("-")
+    return Path("runs") / f"{config.name}-{sampler}-{config.seed}"
+
+
+class Run:
+    """A run in its folder: opens or resumes it, then `advance()` trains.
+
+    Args:
+        config: all settings.
+        resume: continue what is in the folder (and begin if there is nothing).
+        progress: what shows the user how it goes.
+    """
+
+    def __init__(self, config: Config, *, resume: bool = False, progress: Progress | None = None) -> None:
+        config.check()
+        self.config = config
+        self.progress = progress or Quiet()
+        self.folder = RunFolder(Path(config.out) if config.out else default_folder(config))
+        self.accelerator = make_accelerator(config, str(self.folder.path))
+        self.main = self.accelerator.is_main_process
+        with self._together():
+            if self.main:
+                self.folder.begin(config, resume)
+                checkpoint.sweep(self.folder.checkpoints)
+        self.trainer = Trainer(config, build_parts(config), self.accelerator)
+        self._begin_from(self._found() if resume else None)
+        if config.log.trackers:
+            self.accelerator.init_trackers(config.name, _scalars(plain(config)))
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What fails in the main process fails in all of them, instead of leaving them waiting."""
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        if distributed.largest(int(failure is not None), self.accelerator.device):
+            raise failure or RuntimeError("another process has failed; its message says why")
+
+    def _found(self) -> checkpoint.Checkpoint | None:
+        """The newest whole checkpoint; all processes take the one that the main process has found."""
+        found: checkpoint.Checkpoint | None = None
+        with self._together():
+            if self.main:
+                found = checkpoint.newest(self.folder.checkpoints, self.progress.tell)
+        step = int(distributed.from_first_rank(torch.tensor([found.step if found else -1], device=self.accelerator.device)))
+        if step < 0 or found is not None:
+            return found
+        return checkpoint.load(self.folder.checkpoints / checkpoint.name_of(step))
+
+    def _begin_from(self, found: checkpoint.Checkpoint | None) -> None:
+        if found is not None:
+            self.trainer.load(found)
+            before, now = found.state["processes"], distributed.world_size()
+            changed = f" (with {now} processes instead of {before}: not bit for bit)" if before != now else ""
+            self.progress.tell(f"resuming {self.folder.path} at step {found.step}{changed}")
+        if self.main:
+            self.folder.forget_after(found.step if found is not None else 0)
+
+    def advance(self, stop: StopRequest | None = None) -> Iterator[int]:
+        """Train, yielding the step after each; ends at the end of the budget or, checkpoint saved, when asked to stop."""
+        trainer, config = self.trainer, self.config
+        for row in trainer.run():
+            if row is not None:
+                self._log(row)
+            if config.log.samples_every and trainer.step % config.log.samples_every == 0:
+                self.draw_samples()
+            if trainer.step % config.checkpoint.every == 0 and trainer.step != config.steps:
+                self.save()
+            self.progress.step(trainer.step, trainer.seconds)
+            if stop is not None and self._asked(stop):
+                self.save()
+                return
+            yield trainer.step
+        self.save()
+        if config.log.samples_every and trainer.step % config.log.samples_every:
+            self.draw_samples()
+
+    def _asked(self, stop: StopRequest) -> bool:
+        if distributed.world_size() == 1:
+            return stop.requested
+        return self.trainer.step % AGREE_EVERY == 0 and bool(distributed.largest(int(stop.requested), self.accelerator.device))
+
+    def _log(self, row: dict[str, Any]) -> None:
+        if self.main:
+            self.folder.log(row)
+        if self.config.log.trackers:
+            self.accelerator.log(_tracked(row), step=row["step"])
+        self.progress.row(row)
+
+    def save(self) -> Path:
+        """Write a checkpoint, and remove those that are no longer wanted."""
+        tensors = self.trainer.tensors()
+        path = self.folder.checkpoints / checkpoint.name_of(self.trainer.step)
+        with self._together():
+            if self.main:
+                checkpoint.save(self.folder.checkpoints, self.trainer.step, tensors, self.trainer.state())
+                checkpoint.prune(self.folder.checkpoints, self.config.checkpoint.keep, self.config.checkpoint.keep_every)
+        return path
+
+    def draw_samples(self) -> Path | None:
+        """Generate samples with the averaged weights and draw them into samples/."""
+        from noisewise.evaluation.pictures import save_grid
+
+        images = self.generate(self.config.log.samples, self.config.log.sample_steps)
+        if not self.main or not self.trainer.parts.source.image:
+            return None
+        return save_grid(images, self.folder.samples / f"step-{self.trainer.step:08d}.png")
+
+    def generate(self, count: int, steps: int) -> torch.Tensor:
+        """Samples of the averaged weights, made by all processes together when the model is sharded."""
+        from noisewise.evaluation.generate import generate
+        from noisewise.evaluation.solvers import default_solver
+
+        trainer = self.trainer
+        process = trainer.objective.process
+        trainer.network.eval()
+        with trainer.ema.applied(), self.accelerator.autocast():
+            return generate(
+                trainer.call,
+                trainer.objective,
+                trainer.parts.source.shape,
+                count,
+                classes=trainer.parts.classes,
+                solver=replace(default_solver(process), steps=min(steps, process.steps or steps)),
+                seed=self.config.seed,
+                device=trainer.device,
+                clip=1.0 if trainer.parts.source.image else None,
+            )
+
+    def close(self) -> None:
+        """Let go of processes, trackers and the folder."""
+        self.trainer.close()
+        if self.config.log.trackers:
+            self.accelerator.end_training()
+        self.folder.end()
+
+
+def train(config: Config, *, resume: bool = False, progress: Progress | None = None) -> Path:
+    """Train to the end, or until a signal asks to stop, and return the run's folder."""
+    with StopRequest() as stop:
+        run = Run(config, resume=resume, progress=progress)
+        try:
+            with run.progress.running(config, run.trainer.step):
+                for _ in run.advance(stop):
+                    pass
+            if stop.requested:
+                run.progress.tell(f"{stop.name}: saved at step {run.trainer.step}; go on with --resume")
+        except OSError as error:
+            good = checkpoint.newest_name(run.folder.checkpoints)
+            raise RuntimeError(
+                f"{error}; the last good checkpoint is {good or 'none yet'}, go on from it with --resume"
+            ) from error
+        finally:
+            run.close()
+    return run.folder.path
+
+
+def dry_run(config: Config, steps: int = 2) -> dict[str, Any]:
+    """Build everything, make two steps on noise of the data's shape, and say what a run would take."""
+    config.check()
+    accelerator = make_accelerator(config)
+    trainer = Trainer(config, build_parts(config, synthetic=True), accelerator)
+    times = []
+    try:
+        if config.compile:
+            trainer.warm_up()
+        for _ in range(steps):
+            before = trainer.seconds
+            trainer.timed_step()
+            times.append(trainer.seconds - before)
+        trainer.guard.check(1, "The model does not give finite losses at all")
+    finally:
+        trainer.close()
+    cuda = accelerator.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+        "sample_shape": list(trainer.parts.source.shape),
+        "device": str(accelerator.device),
+        "precision": accelerator.mixed_precision,
+        "processes": distributed.world_size(),
+        "batch": config.batch,
+        "memory_gib": round(peak / 2**30, 3),
+        "memory_of": "GPU, largest allocation" if cuda else "this process, largest resident size",
+        "seconds_per_step": round(times[-1], 4),
+        "loss": trainer.guard.means()[0],
+    }
+
+
+def _scalars(values: dict[str, Any], prefix: str = "") -> dict[str, int | float | str | bool]:
+    """Nested settings as flat ones, as trackers want them."""
+    flat: dict[str, int | float | str | bool] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat.update(_scalars(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value if isinstance(value, int | float | str | bool) else str(value)
+    return flat
+
+
+def _tracked(row: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a row of metrics; lists by noise level become one number each."""
+    flat: dict[str, float] = {}
+    for key, value in row.items():
+        if isinstance(value, list):
+            flat |= {f"{key}/{i}": number for i, number in enumerate(value) if number is not None}
+        elif isinstance(value, int | float) and key != "step":
+            flat[key] = value
+    return flat

@@ -1,0 +1,63 @@
+"""Real training processes for the fault tests: `python -m noisewise train` on a tiny model."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+TINY = [
+    "--preset=digits",
+    "--batch=16",
+    '--model.options={"patch": 4, "width": 16, "depth": 1, "heads": 2}',
+    "--sampler=adaptive:warmup=20,every=10",
+    "--log.every=10",
+    "--log.trackers=[]",
+    "--log.samples_every=0",
+    "--device=cpu",
+]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "NOISEWISE_TRACEBACK": "1"}
+
+
+def start(out: Path, *options: str, ranks: int = 1, **settings) -> subprocess.Popen:
+    launcher = [sys.executable, "-m"]
+    if ranks > 1:
+        launcher += ["torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone", "-m"]
+    command = [*launcher, "noisewise", "train", *TINY, f"--out={out}", *options]
+    return subprocess.Popen(
+        command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **settings
+    )
+
+
+def finish(process: subprocess.Popen, timeout: int = 240) -> str:
+    """Wait for the end and return what was printed; kills it if it hangs."""
+    try:
+        return process.communicate(timeout=timeout)[0]
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def last_step(out: Path) -> int:
+    """The newest checkpoint's step, 0 if there is none."""
+    steps = [int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*")]
+    return max(steps, default=0)
+
+
+def tensors(out: Path, step: int) -> dict[str, str]:
+    """A digest of every tensor file of a checkpoint."""
+    folder = out / "checkpoints" / f"step-{step:08d}"
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.safetensors"))}
+
+
+def metrics(out: Path) -> list[dict]:
+    """The rows of metrics.jsonl without what depends on the clock."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in ("seconds", "steps_per_second")} for row in rows]

@@ -1,0 +1,157 @@
+"""Real processes, really killed: whatever happens, a resumed run ends bit for bit where an uninterrupted one does."""
+
+import os
+import random
+import resource
+import signal
+import time
+
+import pytest
+
+from tests.training.processes import finish, last_step, metrics, start, tensors
+
+KILLS = int(os.environ.get("NOISEWISE_KILLS", "20"))
+STEPS = 600
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "run"
+    said = finish(start(out, f"--steps={STEPS}", "--checkpoint.every=7"))
+    assert last_step(out) == STEPS, said
+    return out
+
+
+def wait_for(condition, process) -> bool:
+    """Whether it came true before the process ended."""
+    while process.poll() is None:
+        if condition():
+            return True
+        time.sleep(0.005)
+    return condition()
+
+
+def test_a_run_killed_at_random_moments_ends_where_an_uninterrupted_one_does(uninterrupted, tmp_path):
+    rng, out = random.Random(0), tmp_path / "run"
+    kills = []
+    while len(kills) < KILLS:
+        process = start(out, f"--steps={STEPS}", "--checkpoint.every=7", "--resume")
+        # a third die while starting; the others somewhere in the next steps, where a third of the time is spent on checkpoints
+        if rng.random() < 0.3:
+            time.sleep(rng.uniform(0, 3))
+        else:
+            before = last_step(out)
+            target = before + rng.choice([1, 7, 14, 28])
+            wait_for(lambda target=target: last_step(out) >= target, process)
+            time.sleep(rng.uniform(0, 0.05))
+        assert process.poll() is None, f"it ended before it was killed: {process.communicate()[0]}"
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills.append(last_step(out))
+    assert 0 < kills[-1] < STEPS
+    said = finish(start(out, f"--steps={STEPS}", "--checkpoint.every=7", "--resume"))
+    assert tensors(out, STEPS) == tensors(uninterrupted, STEPS), said
+    assert metrics(out) == metrics(uninterrupted)
+    assert not list((out / "checkpoints").glob("writing-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_saves_and_ends_cleanly(number, uninterrupted, tmp_path):
+    out = tmp_path / "run"
+    process = start(out, f"--steps={STEPS}", "--checkpoint.every=100000")
+    assert wait_for((out / "metrics.jsonl").exists, process)
+    process.send_signal(number)
+    said = finish(process)
+    assert process.returncode == 0, said
+    assert signal.Signals(number).name in said
+    assert "--resume" in said
+    stopped = last_step(out)
+    assert 0 < stopped < STEPS
+    assert metrics(out)[-1]["step"] <= stopped
+    finish(start(out, f"--steps={STEPS}", "--checkpoint.every=100000", "--resume"))
+    assert tensors(out, STEPS) == tensors(uninterrupted, STEPS)
+
+
+def test_a_full_disk_ends_in_a_clear_error_with_the_last_good_checkpoint_intact(uninterrupted, tmp_path):
+    out = tmp_path / "run"
+    finish(start(out, "--steps=70", "--checkpoint.every=7"))
+    sizes = {path.name: path.stat().st_size for path in (out / "checkpoints" / "step-00000070").iterdir()}
+
+    def small_files_only():
+        # the kernel refuses to write beyond this size, as it would on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (sizes["model.safetensors"] // 2,) * 2)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    process = start(out, f"--steps={STEPS}", "--checkpoint.every=7", "--resume", preexec_fn=small_files_only)
+    said = finish(process)
+    assert process.returncode != 0
+    assert "could not be written" in said
+    assert "step-00000070" in said
+    assert "--resume" in said
+    assert last_step(out) == 70
+    finish(start(out, f"--steps={STEPS}", "--checkpoint.every=7", "--resume"))
+    assert tensors(out, STEPS) == tensors(uninterrupted, STEPS)
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(uninterrupted, tmp_path):
+    out = tmp_path / "run"
+    finish(start(out, "--steps=70", "--checkpoint.every=35"))
+    victim = out / "checkpoints" / "step-00000070" / "model.safetensors"
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    said = finish(start(out, f"--steps={STEPS}", "--checkpoint.every=7", "--resume"))
+    assert "model.safetensors is not what was written" in said
+    assert "at step 35" in said
+    assert tensors(out, STEPS) == tensors(uninterrupted, STEPS)
+    assert metrics(out) == metrics(uninterrupted)
+
+
+def test_two_ranks_one_killed_then_resumed(tmp_path):
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    options = ["--steps=120", "--checkpoint.every=10"]
+    said = finish(start(whole, *options, ranks=2))
+    assert last_step(whole) == 120, said
+    process = start(out, *options, "--resume", ranks=2)
+    assert wait_for(lambda: last_step(out) >= 40, process)
+    children = workers_of(process.pid)
+    assert len(children) == 2
+    os.kill(children[1], signal.SIGKILL)
+    finish(process)
+    assert process.returncode != 0
+    stopped = last_step(out)
+    assert 40 <= stopped < 120
+    finish(start(out, *options, "--resume", ranks=2))
+    assert tensors(out, 120) == tensors(whole, 120)
+    assert metrics(out) == metrics(whole)
+
+
+def test_the_number_of_processes_may_change(tmp_path):
+    out = tmp_path / "run"
+    finish(start(out, "--steps=60", "--checkpoint.every=30", ranks=2))
+    assert last_step(out) == 60
+    said = finish(start(out, "--steps=120", "--checkpoint.every=30", "--resume"))
+    assert "1 processes instead of 2" in said
+    assert last_step(out) == 120
+    rows = metrics(out)
+    assert [row["step"] for row in rows] == list(range(10, 130, 10))
+    assert rows[-1]["samples"] == 120 * 16
+    assert rows[-1]["loss"] < rows[0]["loss"]
+
+
+def workers_of(pid: int) -> list[int]:
+    """The children that torchrun has started, in order of rank."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as file:
+                    parent = int(file.read().rpartition(")")[2].split()[1])
+                with open(f"/proc/{entry}/environ") as file:
+                    variables = dict(part.partition("=")[::2] for part in file.read().split("\0"))
+            except OSError:
+                continue
+            if parent == pid:
+                found.append((int(variables.get("RANK", "-1")), int(entry)))
+    return [process for _, process in sorted(found)]
