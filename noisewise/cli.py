@@ -1,4 +1,4 @@
-"""The command line: noisewise train | encode | compare.
+"""The command line: noisewise train | generate | evaluate | compare | encode.
 
 Each command's own module is imported when it is called, so that `noisewise --help` is quick and needs no extra.
 """
@@ -11,8 +11,10 @@ from pathlib import Path
 
 COMMANDS = {
     "train": "train a model; --preset NAME, --config FILE, --resume, --dry-run, --print-config",
-    "encode": "turn images into latents with an autoencoder",
+    "generate": "make images with a trained model",
+    "evaluate": "measure a run, a folder of images or a file: FID, held-out loss, bits per dimension",
     "compare": "train with several samplers under the same conditions and compare them",
+    "encode": "turn images into latents with an autoencoder",
 }
 
 
@@ -102,4 +104,24 @@ def compare(arguments: list[str]) -> int:
     return compare_samplers(arguments)
 
 
-COMMAND: dict[str, Callable[[list[str]], int]] = {"train": train, "encode": encode, "compare": compare}
+def generate(arguments: list[str]) -> int:
+    """noisewise generate."""
+    from noisewise.evaluation.generate_command import main as generate_images
+
+    return generate_images(arguments)
+
+
+def evaluate(arguments: list[str]) -> int:
+    """noisewise evaluate."""
+    from noisewise.evaluation.evaluate_command import main as evaluate_images
+
+    return evaluate_images(arguments)
+
+
+COMMAND: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "generate": generate,
+    "evaluate": evaluate,
+    "compare": compare,
+    "encode": encode,
+}

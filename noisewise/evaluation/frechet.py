@@ -1,12 +1,14 @@
 """The Fréchet distance of two Gaussians, |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)), which on Inception features is FID.
 
-No matrix square root is taken. With C1 = A A^T and C2 = B B^T for any factors A and B, the last trace is the sum of the
-singular values of A^T B, so every factor will do:
+No matrix square root is taken. With C1 = A A^T and C2 = B B^T for any factors A and B, the trace of the root is the sum of the
+singular values of A^T B, so the cheapest factor will do:
 
-- covariances of full rank: Cholesky, then the eigenvalues of A^T C2 A, the squares of those singular values;
-- fewer samples than dimensions: the centred features themselves are the factor, and their singular values are used unsquared,
-  so that the many zeros stay zeros (the square root of rounding errors would not);
-- singular covariances without their features: eigenvectors with the null space cut off.
+- fewer samples than dimensions: the centred features themselves;
+- a covariance of full rank: Cholesky's;
+- a singular covariance without its features: eigenvectors with the null space cut off.
+
+Between two full factors the singular values come from the eigenvalues of their squares, in half the time. Where a factor is
+narrow they are computed directly: the many zeros stay zeros, as the square roots of rounding errors would not.
 """
 
 import warnings
@@ -19,18 +21,25 @@ from noisewise.evaluation.moments import Moments, check_features
 
 def _factor(cov: Tensor) -> Tensor:
     """A with A A^T = cov, without columns for its null space."""
+    lower, failed = torch.linalg.cholesky_ex(cov)
+    if int(failed) == 0:
+        return lower
     values, vectors = torch.linalg.eigh(cov)
     kept = values > values[-1].clamp_min(0) * len(cov) * torch.finfo(values.dtype).eps
     return vectors[:, kept] * values[kept].sqrt()
 
 
-def _root_trace(cov1: Tensor, cov2: Tensor) -> Tensor:
-    """tr (C1 C2)^(1/2)."""
-    factors = [torch.linalg.cholesky_ex(cov) for cov in (cov1, cov2)]
-    if all(int(failed) == 0 for _, failed in factors):
-        lower = factors[0][0]
-        return torch.linalg.eigvalsh(lower.T @ cov2 @ lower).clamp_min(0).sqrt().sum()
-    return torch.linalg.svdvals(_factor(cov1).T @ _factor(cov2)).sum()
+def _features_factor(moments: Moments, rows: Tensor) -> Tensor:
+    """The factor of the rows' covariance."""
+    return _factor(moments.cov) if len(rows) > moments.dim else (rows - moments.mean).T / (len(rows) - 1) ** 0.5
+
+
+def _root_trace(first: Tensor, second: Tensor) -> Tensor:
+    """tr (C1 C2)^(1/2) from factors (d, r1) and (d, r2)."""
+    product = first.T @ second
+    if product.shape == (len(first), len(first)):
+        return torch.linalg.eigvalsh(product @ product.T).clamp_min(0).sqrt().sum()
+    return torch.linalg.svdvals(product).sum()
 
 
 def _distance(mean1: Tensor, mean2: Tensor, traces: Tensor, root_trace: Tensor) -> float:
@@ -57,7 +66,7 @@ def frechet_distance(mean1: Tensor, cov1: Tensor, mean2: Tensor, cov2: Tensor) -
     mean2, cov2 = _check_gaussian(mean2, cov2, "second")
     if len(mean1) != len(mean2):
         raise ValueError(f"the Gaussians have {len(mean1)} and {len(mean2)} dimensions: were they made by two networks?")
-    return _distance(mean1, mean2, cov1.trace() + cov2.trace(), _root_trace(cov1, cov2))
+    return _distance(mean1, mean2, cov1.trace() + cov2.trace(), _root_trace(_factor(cov1), _factor(cov2)))
 
 
 def moments_distance(first: Moments, second: Moments) -> float:
@@ -68,19 +77,14 @@ def moments_distance(first: Moments, second: Moments) -> float:
 
 
 def features_distance(first: Tensor, second: Tensor) -> float:
-    """The Fréchet distance of two sets of features (n, d) and (m, d); cheap and exact when n or m is below d."""
+    """The Fréchet distance of two sets of features (n, d) and (m, d); cheap when n or m is below d."""
     first = check_features(first, name="first features")
     second = check_features(second, first.shape[1], "second features").to(first.device)
-    if max(len(first), len(second)) >= first.shape[1]:
-        return moments_distance(Moments.of(first), Moments.of(second))
-    for features in (first, second):
-        if len(features) < 2:
-            raise ValueError(f"a covariance needs at least 2 samples, got {len(features)}")
-        warn_if_few(*features.shape)
-    means = first.mean(0), second.mean(0)
-    factors = [(rows - mean) / (len(rows) - 1) ** 0.5 for rows, mean in zip((first, second), means, strict=True)]
-    traces = factors[0].square().sum() + factors[1].square().sum()
-    return _distance(*means, traces, torch.linalg.svdvals(factors[0] @ factors[1].T).sum())
+    one, two = Moments.of(first), Moments.of(second)
+    traces = one.cov.trace() + two.cov.trace()
+    for moments in (one, two):
+        warn_if_few(moments.count, moments.dim)
+    return _distance(one.mean, two.mean, traces, _root_trace(_features_factor(one, first), _features_factor(two, second)))
 
 
 def warn_if_few(count: int, dim: int) -> None:

@@ -12,7 +12,7 @@ from noisewise.evaluation.preprocess import to_uint8
 
 
 def grid(samples: Tensor, columns: int | None = None, gap: int = 1, enlarge: int | None = None) -> NDArray[np.uint8]:
-    """(N, C, H, W) samples in [-1, 1] as one (H, W, 3) picture; small ones are enlarged by whole pixels."""
+    """(N, C, H, W) samples in [-1, 1] (or uint8) as one (H, W, 3) picture; small ones are enlarged by whole pixels."""
     if samples.ndim != 4 or samples.shape[1] not in (1, 3) or not len(samples):
         raise ValueError(f"a grid needs samples of shape (N, 1 or 3, H, W), got {tuple(samples.shape)}")
     columns = columns or math.ceil(math.sqrt(len(samples)))
@@ -29,7 +29,7 @@ def grid(samples: Tensor, columns: int | None = None, gap: int = 1, enlarge: int
 
 
 def save_grid(samples: Tensor, path: Path, columns: int | None = None) -> Path:
-    """Draw samples into a PNG file."""
+    """Draw samples in [-1, 1], or uint8 images, into a PNG file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(grid(samples, columns)).save(path)
     return path

@@ -81,18 +81,22 @@ def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], s
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint; raises CheckpointError with the reason if it is torn, changed, foreign or too new."""
     try:
+        _check_plain_file(path, "manifest.json")
         manifest = json.loads((path / "manifest.json").read_text())
         if manifest["format"] != FORMAT:
             raise CheckpointError(
                 f"{path.name} has format {manifest['format']}, this version of noisewise reads {FORMAT}: "
                 "resume it with the version that wrote it"
             )
-        step, files = int(manifest["step"]), dict(manifest["files"])
+        step, files = manifest["step"], dict(manifest["files"])
+        if name_of(step) != path.name:
+            raise CheckpointError(f"{path.name}: its manifest is that of step {step}")
+        if "state.json" not in files:
+            raise CheckpointError(f"{path.name}: its manifest does not name state.json")
         for name, expected in files.items():
             if Path(name).name != name or not name.endswith((".safetensors", ".json")):
                 raise CheckpointError(f"{path.name}: its manifest names {name!r}, which is no file of a checkpoint")
-            if not (path / name).is_file() or (path / name).is_symlink():
-                raise CheckpointError(f"{path.name}: {name} is missing")
+            _check_plain_file(path, name)
             if _description(path / name) != expected:
                 raise CheckpointError(f"{path.name}: {name} is not what was written (size or checksum differ)")
         state = json.loads((path / "state.json").read_text())
@@ -100,11 +104,22 @@ def load(path: Path) -> Checkpoint:
         tensors = {name.removesuffix(".safetensors"): safetensors.torch.load_file(path / name) for name in parts}
     except CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path.name}: state.json is not an object")
     return Checkpoint(step, tensors, state, path)
+
+
+def digest_of(path: Path, part: str) -> str:
+    """The SHA-256 that the manifest has for a part."""
+    return str(json.loads((path / "manifest.json").read_text())["files"][f"{part}.safetensors"]["sha256"])
+
+
+def _check_plain_file(path: Path, name: str) -> None:
+    """A link or a pipe could lead anywhere, or never end."""
+    if not (path / name).is_file() or (path / name).is_symlink():
+        raise CheckpointError(f"{path.name}: {name} is missing")
 
 
 def is_whole(path: Path) -> bool:
@@ -120,12 +135,13 @@ def steps_in(folder: Path) -> list[int]:
     """The steps with a checkpoint, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(int(match[1]) for path in folder.iterdir() if (match := NAME.fullmatch(path.name)))
+    steps = [int(match[1]) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))]
+    return sorted(step for step in steps if (folder / name_of(step)).exists())  # not for step-000000001
 
 
 def newest_name(folder: Path) -> str | None:
-    steps = steps_in(folder)
-    return name_of(steps[-1]) if steps else None
+    """The name of the newest checkpoint that is whole."""
+    return next((name_of(step) for step in reversed(steps_in(folder)) if is_whole(folder / name_of(step))), None)
 
 
 def newest(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:

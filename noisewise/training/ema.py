@@ -61,8 +61,8 @@ class EMA:
     def applied(self) -> Iterator[None]:
         """The model has the averaged weights inside the block, and its own again after it, bit for bit."""
         own = {name: value.detach().clone() for name, value in self._source.items()}
-        self._write(self.average)
         try:
+            self._write(self.average)
             yield
         finally:
             self._write(own)

@@ -39,5 +39,7 @@ def step_if_finite(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
         return
     # the fused kernels skip the update, and the count of steps, where found_inf is 1: as for GradScaler
     optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
-    optimizer.step()
-    del optimizer.found_inf  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.found_inf  # type: ignore[attr-defined]

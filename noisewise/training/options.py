@@ -3,8 +3,10 @@
 A preset is a YAML file of this package; the order is preset, then --config files, then single options, later ones win.
 """
 
+import re
+from argparse import ArgumentError
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,9 @@ def config_parser(**settings: Any) -> ArgumentParser:
 
 def to_config(parser: ArgumentParser, namespace: Namespace) -> Config:
     """What was parsed, as a checked `Config`."""
+    for group in (field.name for field in fields(Config) if is_dataclass(field.type)):
+        if not isinstance(namespace[group], Namespace):
+            raise ValueError(f"{group} must be a group of settings, got {namespace[group]!r}")
     values = parser.instantiate(namespace)
     config = Config(**{field.name: values[field.name] for field in fields(Config)})
     config.check()
@@ -52,19 +57,33 @@ def with_files(arguments: Sequence[str], presets: Sequence[str] = (), stored: Pa
 
 def load_preset(name: str, *overrides: str) -> Config:
     """A preset as a Config, with overrides such as "--steps=100"."""
-    parser = config_parser(exit_on_error=False)
-    return to_config(parser, parser.parse_args(with_files(overrides, [name])))
+    return _parsed(with_files(overrides, [name]))
 
 
 def load_config(path: Path) -> Config:
     """The configuration in a YAML file."""
+    return _parsed(["--config", str(path)])
+
+
+def _parsed(arguments: list[str]) -> Config:
     parser = config_parser(exit_on_error=False)
-    return to_config(parser, parser.parse_args(["--config", str(path)]))
+    try:
+        namespace = parser.parse_args(arguments)
+    except ArgumentError as error:
+        raise ValueError(str(error)) from error
+    return to_config(parser, namespace)
 
 
 def as_yaml(config: Config) -> str:
     """The whole configuration as YAML that `load_config` reads back."""
-    return yaml.safe_dump(plain(config), sort_keys=False)
+    return yaml.dump(plain(config), sort_keys=False, Dumper=_Dumper)
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Puts a name such as 1e5 in quotes: a string for PyYAML, but a number for jsonargparse, as in YAML 1.2."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9._]+[eE][-+]?[0-9]+"), list("-+.0123456789"))
 
 
 def plain(config: Config) -> dict[str, Any]:

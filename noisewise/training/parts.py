@@ -1,6 +1,7 @@
 """What a configuration describes, built: process, objective, data, model."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,8 +11,10 @@ from noisewise.samplers.random import stream_key
 from noisewise.spec import build_process
 from noisewise.training.config import Config
 from noisewise.training.data import Source, Synthetic, open_data
+from noisewise.training.data.latents import Latents
 from noisewise.training.models import build_model
 
+LATENT_FACTS = ("autoencoder", "subfolder", "scale", "shift")
 INIT, STEP = 1, 2  # the streams of one seed: initial weights; noise and dropout of a step
 
 
@@ -23,6 +26,13 @@ class Parts:
     source: Source
     model: nn.Module
     classes: int  # that the model is told; 0 for none
+
+    def description(self) -> dict[str, Any]:
+        """What has to be known of the data to use the model without them."""
+        source = self.source
+        latents = {name: getattr(source, name) for name in LATENT_FACTS} if isinstance(source, Latents) else None
+        shape = list(source.shape)
+        return {"shape": shape, "classes": self.classes, "image": source.image, "name": source.name, "latents": latents}
 
 
 def build_parts(config: Config, *, synthetic: bool = False) -> Parts:

@@ -1,5 +1,6 @@
 """What the user sees of a running training: a live line in a terminal, plain lines in a log file."""
 
+import math
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -20,6 +21,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 def sparkline(values: Sequence[float | None], low: float | None = None, high: float | None = None) -> str:
     """Numbers as a row of bars, from `low` to `high` (by default their own range); a dot where there is none."""
+    values = [value if value is not None and math.isfinite(value) else None for value in values]
     known = [value for value in values if value is not None]
     if not known:
         return "·" * len(values)
@@ -132,14 +134,14 @@ class Bar(Progress):
         self._row = row
 
     def tell(self, message: str) -> None:
-        self.console.print(message, style="yellow", highlight=False)
+        self.console.print(message, style="yellow", highlight=False, markup=False)
 
     def _drawn(self) -> Group:
         step, seconds = self._now
         share, left = share_and_time_left(self._config, self._start, self._now)
         table = Table.grid(padding=(0, 2))
         table.add_row(
-            f"[bold]{self._config.sampler}[/bold]",
+            Text(self._config.sampler, style="bold"),
             ProgressBar(total=1.0, completed=share, width=30),
             f"step {step}/{self._config.steps}",
             f"{clock(seconds)} spent" + (f", {clock(left)} left" if left is not None else ""),

@@ -23,7 +23,7 @@ class StopRequest:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set by Python
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.name is not None and number == signal.SIGINT:

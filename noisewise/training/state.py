@@ -62,8 +62,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter
     for key, value in tensors.items():
         name, _, entry = key.partition("|")
         parameter = parameters[name]
-        if value.shape == parameter.shape and value.ndim:
-            value = like(value, parameter, keep_dtype=True)
+        if value.ndim:
+            value = like(_of_shape(value, parameter, f"optimizer: {key}"), parameter, keep_dtype=True)
         elif value.ndim == 0 and any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups):
             value = value.to(parameter.device)  # the step count of a fused optimizer lives where the parameter does
         optimizer.state[parameter][entry] = value.clone()

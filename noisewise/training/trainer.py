@@ -104,6 +104,8 @@ class Trainer:
             if logging or self.device.type == "cpu":
                 self.guard.check(self.config.max_bad_steps, "Lower the learning rate, and go on with --resume")
             yield row
+        if self.step != self._mark[0]:  # the seconds ran out between two log points
+            yield self._metrics()
 
     def finished(self) -> bool:
         """Whether the budget, in steps or in seconds, is spent; all processes agree."""
@@ -239,6 +241,7 @@ class Trainer:
             "seconds": self.seconds,
             "ema_updates": self.ema.updates,
             "processes": distributed.world_size(),
+            "data": self.parts.description(),
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
 
@@ -248,7 +251,7 @@ class Trainer:
         load_module(self.model, tensors["model"], "model")
         load_named(self.ema.average, tensors["ema"], "ema")
         load_optimizer(self.optimizer, self.names, tensors["optimizer"])
-        load_module(self.sampler, tensors["sampler"], "sampler")
+        self.sampler.load_state_dict(tensors["sampler"])  # by itself: it makes parts such as a policy on first use
         load_module(self.weighting, tensors["weighting"], "weighting")
         load_module(self.monitor, tensors["monitor"], "monitor")
         load_module(self.guard, tensors["guard"], "guard")

@@ -1,0 +1,37 @@
+"""What the commands generate and evaluate share: device, processes, progress."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from noisewise import distributed
+
+DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def place(device: str) -> torch.device:
+    """The device that "auto", "cpu" or "cuda" means here."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda, but torch finds no GPU; use --device cpu, or install a CUDA build of torch")
+    return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def prepare_processes(device: torch.device) -> torch.device:
+    """Join the other processes, if torchrun or accelerate launch has started any, and return this one's device."""
+    from accelerate import PartialState
+
+    return PartialState(cpu=device.type == "cpu").device
+
+
+@contextmanager
+def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar in the first process; the block is given a function that adds to what is done."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=distributed.rank() > 0 or not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.update(task, advance=count)

@@ -1,0 +1,222 @@
+"""noisewise evaluate: how good the images of a run, a folder or a file are, and how good its model predicts."""
+
+import argparse
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noisewise import distributed
+from noisewise.evaluation import distances
+from noisewise.evaluation.common import bar, place, prepare_processes
+from noisewise.evaluation.generate_command import make_set, model_options
+from noisewise.evaluation.heldout import held_out_losses
+from noisewise.evaluation.likelihood import variational_bound
+from noisewise.evaluation.preprocess import PREPROCESSING
+from noisewise.evaluation.trained import Trained, load_trained
+from noisewise.training.checkpoint import NAME
+from noisewise.training.data import SOURCES, Source, open_data
+from noisewise.training.folder import RunFolder, environment
+from noisewise.training.parts import open_source
+from noisewise.weighting import VLB
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="noisewise evaluate",
+        allow_abbrev=False,
+        description="Distances of generated images to real ones (FID and others), held-out loss by noise level, bits per "
+        "dimension. The results of a run are appended to its metrics.jsonl.",
+    )
+    made.add_argument("target", type=Path, help="a run, one of its checkpoints, a folder of images, or an .npy/.npz file")
+    made.add_argument(
+        "--data", help="real images, as SOURCE:PATH (cifar10:data/cifar10, folder:images, digits); a run's own by default"
+    )
+    made.add_argument(
+        "--data-options", type=json.loads, default={}, help='settings of that source as JSON, such as {"size": 64}'
+    )
+    made.add_argument("--split", default="train", help="of the real images that distances are measured to")
+    made.add_argument("--count", type=int, default=5000, help="generated images; 50000 for a headline figure")
+    made.add_argument(
+        "--metrics", default="fid", help=f"comma-separated, of {', '.join(distances.METRICS)}; none for no images"
+    )
+    made.add_argument("--preprocessing", default="pytorch-fid", choices=[name for name in PREPROCESSING if name != "digits"])
+    made.add_argument("--weights", type=Path, help="Inception weights, if not those of the extra [fid]")
+    made.add_argument("--heldout", type=int, default=1000, help="held-out images for the loss by noise level; 0 for none")
+    made.add_argument("--levels", type=int, default=50, help="noise levels of the held-out loss")
+    made.add_argument("--vlb", type=int, default=0, help="images for the bound in bits per dimension; 0 for none")
+    made.add_argument("--skip-corrupt", action="store_true", help="leave out image files that cannot be read, and count them")
+    made.add_argument("--feature-batch", type=int, default=128, help="images at a time in the feature network")
+    made.add_argument("--cache", type=Path, help="where statistics of real images are kept; the user's cache folder by default")
+    made.add_argument("--json", type=Path, help="also write the result to this file")
+    model_options(made)
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    """The command line."""
+    args = parser().parse_args(arguments)
+    device = prepare_processes(place(args.device))
+    metrics = () if args.metrics == "none" else distances.check_metrics(args.metrics.split(","))
+    is_run = (args.target / "config.yaml").is_file() or bool(NAME.fullmatch(args.target.name))
+    trained = load_trained(args.target, step=args.step, weights=args.model_weights, device=device) if is_run else None
+    result: dict[str, Any] = {"kind": "evaluation", "target": args.target.name}
+    if trained is not None:
+        result |= {"step": trained.step, "weights": trained.weights, "weights_sha256": trained.digest}
+        if args.heldout or args.vlb:
+            result |= predictions(args, trained, device)
+    if metrics:
+        result |= image_distances(args, trained, metrics, device)
+    result["environment"] = environment()
+    if distributed.rank() == 0:
+        if trained is not None:
+            RunFolder(trained.folder).log(result)
+        if args.json:
+            args.json.write_text(json.dumps(result, indent=1) + "\n")
+        show(result)
+    return 0
+
+
+def real_source(args: argparse.Namespace, trained: Trained | None, split: str) -> Source:
+    """The real images: --data, or what the run was trained on."""
+    if args.data:
+        name, _, path = args.data.partition(":")
+        if name not in SOURCES:
+            raise ValueError(f"--data {args.data!r}: write SOURCE:PATH with a source of {', '.join(SOURCES)}")
+        return open_data(name, path or None, split=split, options=args.data_options)
+    if trained is None:
+        raise ValueError("name the real images to compare with, as in --data cifar10:data/cifar10")
+    return open_source(trained.config, split)
+
+
+def image_distances(
+    args: argparse.Namespace, trained: Trained | None, metrics: tuple[str, ...], device: torch.device
+) -> dict[str, Any]:
+    """Generate or open the images, and measure."""
+    real = real_source(args, trained, args.split)
+    network = distances.choose_network(real, device, args.preprocessing, args.weights)
+    keep = any(metric in distances.NEED_REAL_FEATURES for metric in metrics)
+    world = distributed.world_size()
+    with bar("real images", math.ceil(len(real) / world)) as advance:
+        statistics = distances.real_statistics(
+            real, network, device, keep_features=keep, cache=args.cache, batch=args.feature_batch, progress=Total(advance)
+        )
+    about: dict[str, Any] = {"data": real.name, "split": args.split, "data_fingerprint": real.fingerprint()}
+    batches: Iterable[Tensor]
+    if trained is not None:
+        folder = trained.folder / "generated" / f"step-{trained.step:08d}-seed-{args.seed}-evaluation"
+        images = make_set(args, trained, folder, args.count, "npy", device)
+        batches = (images.read(chunk) for chunk in images.chunks()[distributed.rank() :: world])
+        about["generation"], count = images.record, args.count
+    else:
+        source = open_target(args.target, args.skip_corrupt)
+        if real.shape[0] != source.shape[0] and network.metric != "fid":
+            raise ValueError(f"the images are {source.shape} and the real ones {real.shape}")
+        batches, count = distances.source_images(source, args.feature_batch), len(source)
+        about["files"] = {"name": source.name, "count": count, "fingerprint": source.fingerprint()}
+    pixels = None
+    if "sliced" in metrics:
+        pixels = torch.cat(list(distances.source_images(real, count=distances.SLICED_IMAGES, mine=False)))
+    with bar("features", math.ceil(count / world)) as advance:
+        found = distances.compare_images(
+            batches,
+            statistics,
+            network,
+            device,
+            metrics,
+            real_pixels=pixels,
+            batch=args.feature_batch,
+            seed=args.seed,
+            progress=Total(advance),
+        )
+    return {**found, "network": network.id, "preprocessing": network.preprocessing, **about}
+
+
+def open_target(path: Path, skip_corrupt: bool) -> Source:
+    """A folder of images or a file of arrays, as a source."""
+    if path.is_dir():
+        return open_data("folder", str(path), options={"skip_corrupt": skip_corrupt})
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: give a run, a folder of images, or an .npy/.npz file")
+    return open_data("array", str(path))
+
+
+def predictions(args: argparse.Namespace, trained: Trained, device: torch.device) -> dict[str, Any]:
+    """What the model itself is worth, on held-out data: loss by noise level and, if asked, bits per dimension."""
+    try:
+        source = open_source(trained.config, "test")
+    except (FileNotFoundError, ValueError) as error:
+        if distributed.rank() == 0:
+            print(f"no held-out loss: {error}")
+        return {}
+    result: dict[str, Any] = {}
+    if args.heldout:
+        with bar("held-out loss", min(args.heldout, len(source)) * args.levels) as advance:
+            losses = held_out_losses(
+                trained.call,
+                trained.objective,
+                source,
+                levels=args.levels,
+                images=args.heldout,
+                classes=trained.classes,
+                device=device,
+                batch=args.batch,
+                progress=advance,
+            )
+        result["heldout"] = {
+            "images": losses.images,
+            "loss": losses.mean,
+            "loss_by_level": losses.loss.tolist(),
+            "error_by_level": losses.error.tolist(),
+        }
+        if trained.objective.process.steps:
+            result["heldout"]["vlb_weighted"] = losses.weighted(VLB(), trained.objective)
+    if args.vlb:
+        if trained.classes:
+            raise ValueError("bits per dimension are for models without classes")
+        with bar("bits per dimension", min(args.vlb, len(source)) * (trained.objective.process.steps or 1000)) as advance:
+            bound = variational_bound(
+                trained.denoiser(),
+                trained.objective.process,
+                source,
+                images=args.vlb,
+                device=device,
+                batch=args.batch,
+                progress=advance,
+            )
+        result["vlb"] = {
+            "bits_per_dimension": bound.total,
+            "error": bound.error,
+            "prior": bound.prior,
+            "by_level": bound.terms.tolist(),
+            "images": bound.images,
+            "variance": "fixed_small",
+        }
+    return result
+
+
+def show(result: dict[str, Any]) -> None:
+    """The numbers, one a line."""
+    for name, value in result.items():
+        if isinstance(value, float):
+            print(f"{name:22s} {value:.4f}")
+        elif isinstance(value, dict) and name not in ("generation", "environment", "files"):
+            numbers = {key: inner for key, inner in value.items() if isinstance(inner, int | float)}
+            print(f"{name:22s} " + "  ".join(f"{key} {inner:.4g}" for key, inner in numbers.items()))
+        elif isinstance(value, int | str):
+            print(f"{name:22s} {value}")
+
+
+class Total:
+    """Turns "so many in all" into "so many more"."""
+
+    def __init__(self, advance: Any) -> None:
+        self.advance, self.before = advance, 0
+
+    def __call__(self, done: int) -> None:
+        self.advance(done - self.before)
+        self.before = done

@@ -1,0 +1,194 @@
+"""Sets of generated images on disk, made chunk by chunk: what is there is not made again, by however many processes.
+
+FOLDER/generation.json   how they were made; another way in the same folder is refused
+FOLDER/00000123.png      an image a file ("png"), or
+FOLDER/chunk-00000.npy   an array of uint8 (n, channels, height, width) for every `chunk` images ("npy")
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from noisewise import distributed
+from noisewise.evaluation.decoding import Decoder
+from noisewise.evaluation.generate import generate_batches
+from noisewise.evaluation.preprocess import to_uint8
+from noisewise.evaluation.solvers import Solver, default_solver
+from noisewise.evaluation.trained import Trained
+from noisewise.training.folder import replace_file
+
+FORMATS = ("png", "npy")
+RECORD = "generation.json"
+
+
+class ImageSet:
+    """The images 0 .. count - 1 of one model, solver and seed, in a folder."""
+
+    def __init__(self, folder: Path, record: dict[str, Any]) -> None:
+        self.folder, self.record = folder, record
+        self.count, self.chunk, self.format = int(record["count"]), int(record["chunk"]), str(record["format"])
+
+    def begin(self) -> None:
+        """Make the folder, or check that what is in it was made in the same way; more images may be asked for than before."""
+        path = self.folder / RECORD
+        if path.exists():
+            before = json.loads(path.read_text())
+            differing = [name for name, value in self.record.items() if name != "count" and before.get(name) != value]
+            if differing:
+                raise ValueError(
+                    f"{self.folder} holds images made with another {', '.join(differing)} "
+                    f"({before.get(differing[0])!r}, not {self.record[differing[0]]!r}): give another --out, or remove it"
+                )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps(self.record, indent=1))
+
+    def chunks(self) -> list[range]:
+        """The images of each chunk, the last of which may be smaller."""
+        return [range(first, min(first + self.chunk, self.count)) for first in range(0, self.count, self.chunk)]
+
+    def remove(self) -> None:
+        """Delete the chunks and the folder, once they were put together elsewhere."""
+        for chunk in self.chunks():
+            self.chunk_file(chunk).unlink()
+        (self.folder / RECORD).unlink()
+        self.folder.rmdir()
+
+    def image_file(self, number: int) -> Path:
+        return self.folder / f"{number:08d}.png"
+
+    def chunk_file(self, chunk: range) -> Path:
+        return self.folder / f"chunk-{chunk.start // self.chunk:05d}.npy"
+
+    def has(self, chunk: range) -> bool:
+        """Whether all images of a chunk are there."""
+        if self.format == "png":
+            return all(self.image_file(number).exists() for number in chunk)
+        path = self.chunk_file(chunk)
+        return path.exists() and len(np.load(path, mmap_mode="r", allow_pickle=False)) >= len(chunk)
+
+    def write(self, chunk: range, images: Tensor) -> None:
+        """Keep the images of a chunk, uint8; each file appears whole or not at all."""
+        values = images.cpu().numpy()
+        if self.format == "png":
+            for number, image in zip(chunk, values, strict=True):
+                picture = Image.fromarray(image.transpose(1, 2, 0).squeeze())
+                _atomically(self.image_file(number), partial(picture.save, format="PNG"))
+        else:
+            _atomically(self.chunk_file(chunk), lambda path: _save_array(path, values))
+
+    def batches(self) -> Iterator[Tensor]:
+        """All images, chunk by chunk, uint8 (n, channels, height, width)."""
+        for chunk in self.chunks():
+            yield self.read(chunk)
+
+    def read(self, chunk: range) -> Tensor:
+        """The images of one chunk."""
+        if self.format == "npy":
+            return torch.from_numpy(np.load(self.chunk_file(chunk), allow_pickle=False)[: len(chunk)])
+        pictures = [np.atleast_3d(np.asarray(Image.open(self.image_file(number)))) for number in chunk]
+        return torch.from_numpy(np.stack(pictures).transpose(0, 3, 1, 2).copy())
+
+
+def _atomically(path: Path, write: Callable[[Path], object]) -> None:
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    write(temporary)
+    temporary.replace(path)
+
+
+def _save_array(path: Path, values: np.ndarray) -> None:
+    with path.open("wb") as file:
+        np.save(file, values, allow_pickle=False)
+
+
+def image_set(
+    trained: Trained,
+    folder: Path,
+    count: int,
+    *,
+    solver: Solver | None = None,
+    seed: int = 0,
+    label: int | None = None,
+    guidance: float = 1.0,
+    interval: tuple[float, float] = (0.0, 1.0),
+    chunk: int = 500,
+    format: str = "npy",
+) -> ImageSet:
+    """A set of images of a trained model, to be made by `fill`."""
+    if count < 1 or chunk < 1:
+        raise ValueError(f"count and chunk must be >= 1, got {count} and {chunk}")
+    if format not in FORMATS:
+        raise ValueError(f"unknown format {format!r}: choose one of {', '.join(FORMATS)}")
+    if not trained.image and trained.latents is None:
+        raise ValueError("this model does not make images; use noisewise.evaluation.generate from Python to get its samples")
+    record = {
+        "count": count,
+        "step": trained.step,
+        "weights": trained.weights,
+        "sha256": trained.digest,
+        "solver": (solver or default_solver(trained.objective.process)).spec,
+        "seed": seed,
+        "label": label,
+        "guidance": guidance,
+        "interval": list(interval),
+        "chunk": chunk,
+        "format": format,
+    }
+    return ImageSet(folder, record)
+
+
+def fill(
+    images: ImageSet,
+    trained: Trained,
+    *,
+    device: torch.device | str = "cpu",
+    decoder: Decoder | None = None,
+    precision: torch.dtype | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Make what is missing of a set; with several processes each makes every n-th chunk.
+
+    Args:
+        images: the set.
+        trained: the model it is a set of.
+        device: where the model is.
+        decoder: turns latents into images, for models of latents.
+        precision: autocast to it, such as torch.bfloat16; float32 otherwise.
+        progress: told how many images are done or were there already, over this process's chunks.
+    """
+    record = images.record
+    solver = Solver.parse(record["solver"], trained.objective.process)
+    if distributed.rank() == 0:
+        images.begin()
+    distributed.barrier()
+    kind = torch.device(device).type
+    for chunk in images.chunks()[distributed.rank() :: distributed.world_size()]:
+        if not images.has(chunk):
+            with torch.autocast(kind, precision or torch.bfloat16, enabled=precision is not None):
+                batches = generate_batches(
+                    trained.call,
+                    trained.objective,
+                    trained.shape,
+                    chunk,
+                    solver=solver,
+                    seed=record["seed"],
+                    classes=trained.classes,
+                    label=record["label"],
+                    guidance=record["guidance"],
+                    interval=tuple(record["interval"]),
+                    batch=len(chunk),
+                    device=device,
+                    clip=trained.clip,
+                )
+                samples = torch.cat([samples for _, samples in batches])
+            images.write(chunk, to_uint8(samples if decoder is None else decoder(samples)))
+        if progress is not None:
+            progress(len(chunk))
+    distributed.barrier()

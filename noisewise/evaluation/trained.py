@@ -1,0 +1,106 @@
+"""A trained model, out of a run's folder: the averaged weights, ready to generate and to be evaluated."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisewise.evaluation.guidance import denoiser
+from noisewise.evaluation.solvers import Denoise
+from noisewise.objective import Objective
+from noisewise.spec import build_process
+from noisewise.training import checkpoint
+from noisewise.training.config import Config
+from noisewise.training.models import build_model, with_labels
+from noisewise.training.options import load_config
+
+WEIGHTS = ("ema", "model")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model in evaluation mode, and what belongs to it."""
+
+    config: Config
+    folder: Path  # of the run
+    step: int
+    weights: str  # "ema", or "model" for the weights as they were at that step
+    digest: str  # of the file that the weights came from
+    model: nn.Module
+    call: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    objective: Objective
+    shape: tuple[int, ...]
+    classes: int
+    image: bool
+    latents: dict[str, Any] | None  # how to decode, if the samples are latents
+
+    @property
+    def clip(self) -> float | None:
+        """The bound of samples on the way: 1 for images, none for latents."""
+        return 1.0 if self.image else None
+
+    def denoiser(self, labels: Tensor | None = None) -> Denoise:
+        """The estimate of x0, without guidance."""
+        return denoiser(self.call, self.objective, labels)
+
+
+def load_trained(
+    path: Path | str,
+    *,
+    step: int | None = None,
+    weights: str = "ema",
+    device: torch.device | str = "cpu",
+    tell: Callable[[str], None] = print,
+) -> Trained:
+    """The model of a run.
+
+    Args:
+        path: the run's folder, or one of its checkpoints.
+        step: which checkpoint; the newest whole one by default.
+        weights: "ema" for the averaged weights, "model" for the last ones.
+        device: where to put it.
+        tell: told of checkpoints that cannot be used.
+    """
+    path = Path(path)
+    if weights not in WEIGHTS:
+        raise ValueError(f"unknown weights {weights!r}: choose one of {', '.join(WEIGHTS)}")
+    if checkpoint.NAME.fullmatch(path.name):
+        path, step = path.parent.parent, int(path.name.removeprefix("step-"))
+    if not (path / "config.yaml").is_file():
+        raise FileNotFoundError(f"{path} is no run: it has no config.yaml; give the folder that noisewise train wrote")
+    config = load_config(path / "config.yaml")
+    found = _found(path / "checkpoints", step, tell)
+    about = found.state["data"]
+    shape, classes = tuple(about["shape"]), int(about["classes"])
+    model = build_model(config.model.name, config.model.options, shape=shape, classes=classes)
+    model.load_state_dict({**found.tensors["model"], **(found.tensors["ema"] if weights == "ema" else {})})
+    model.to(device).eval().requires_grad_(False)
+    return Trained(
+        config,
+        path,
+        found.step,
+        weights,
+        checkpoint.digest_of(found.path, "ema" if weights == "ema" else "model"),
+        model,
+        with_labels(model),
+        Objective(build_process(config.process), config.prediction, config.loss),
+        shape,
+        classes,
+        bool(about["image"]),
+        about["latents"],
+    )
+
+
+def _found(folder: Path, step: int | None, tell: Callable[[str], None]) -> checkpoint.Checkpoint:
+    if step is not None:
+        steps = checkpoint.steps_in(folder)
+        if step not in steps:
+            raise FileNotFoundError(f"{folder} has no checkpoint of step {step}; it has {', '.join(map(str, steps)) or 'none'}")
+        return checkpoint.load(folder / checkpoint.name_of(step))
+    found = checkpoint.newest(folder, tell)
+    if found is None:
+        raise FileNotFoundError(f"{folder} has no checkpoint yet: let the run train for longer")
+    return found

@@ -1,0 +1,397 @@
+"""Every setting can be given in a preset, in a file and on the command line, is read back as it was, and is checked."""
+
+import copy
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from noisewise.spec import build, build_process
+from noisewise.training.config import FREE_WITHIN, PINNED, Config
+from noisewise.training.options import (
+    PRESETS,
+    as_yaml,
+    changed,
+    config_parser,
+    load_config,
+    load_preset,
+    plain,
+    preset_names,
+    preset_path,
+    to_config,
+    with_files,
+)
+
+OTHER = {  # for each setting, a value that it has neither by default nor in the preset `digits`
+    "name": "other",
+    "out": "runs/other",
+    "seed": 7,
+    "process": "cosine:steps=50",
+    "prediction": "v",
+    "loss": "l1",
+    "sampler": "lognormal+minsnr:gamma=3",
+    "steps": 11,
+    "seconds": 1.5,
+    "batch": 12,
+    "accumulation": 2,
+    "precision": "bf16",
+    "device": "cuda",
+    "parallel": "fsdp",
+    "compile": True,
+    "max_bad_steps": 3,
+    "data.source": "folder",
+    "data.path": "pictures",
+    "data.options": {"size": 8, "crop": "centre"},
+    "data.shape": [3, 4, 5],
+    "data.classes": 4,
+    "data.flip": True,
+    "data.resident": False,
+    "data.workers": 5,
+    "model.name": "uvit",
+    "model.options": {"width": 16, "nested": {"list": [1, 2.5, "three", None]}},
+    "model.conditional": True,
+    "model.label_dropout": 0.25,
+    "optimizer.name": "adamw",
+    "optimizer.lr": 3e-5,
+    "optimizer.betas": [0.5, 0.75],
+    "optimizer.eps": 1e-6,
+    "optimizer.warmup": 9,
+    "optimizer.clip": None,
+    "ema.kind": "power",
+    "ema.decay": 0.5,
+    "ema.ramp": False,
+    "ema.std": 0.05,
+    "checkpoint.every": 13,
+    "checkpoint.keep": 5,
+    "checkpoint.keep_every": 26,
+    "log.every": 17,
+    "log.trackers": ["wandb", "mlflow"],
+    "log.samples_every": 19,
+    "log.samples": 4,
+    "log.sample_steps": 3,
+    "optimizer.weight_decay": 0.125,
+}
+NEEDS = {"optimizer.weight_decay": ("optimizer.name", "adamw")}
+
+
+def leaves(values, prefix=""):
+    """Dotted names and values; the open dicts (`options`) are one value each."""
+    for name, value in values.items():
+        if isinstance(value, dict) and name != "options":
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def nested(names_and_values):
+    """{"a.b": 1} as {"a": {"b": 1}}."""
+    result = {}
+    for name, value in names_and_values.items():
+        group, _, last = name.rpartition(".")
+        (result.setdefault(group, {}) if group else result)[last] = value
+    return result
+
+
+def overrides(name):
+    return dict([NEEDS[name]] if name in NEEDS else []) | {name: OTHER[name]}
+
+
+def as_arguments(values):
+    return [
+        f"--{name}={yaml.safe_dump(value, default_flow_style=True).removesuffix('...' + chr(10)).strip()}"
+        for name, value in values.items()
+    ]
+
+
+def parsed(*arguments):
+    parser = config_parser(exit_on_error=False)
+    return to_config(parser, parser.parse_args(list(arguments)))
+
+
+def test_every_setting_has_another_value_here():
+    assert set(OTHER) == {name for name, _ in leaves(plain(Config()))}
+
+
+# Presets
+
+
+def test_there_are_the_presets_of_the_paper_and_a_demo():
+    assert {"digits", "cifar10", "celebahq-ldm", "imagenet-uvit"} <= set(preset_names())
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_says_what_can_be_built(name):
+    config = load_preset(name)
+    assert config.name == name
+    build(config.sampler, build_process(config.process))
+    written = dict(leaves(yaml.safe_load((PRESETS / f"{name}.yaml").read_text())))
+    assert {key: value for key, value in leaves(plain(config)) if key in written} == written
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_is_the_same_after_printing(name, tmp_path, capsys):
+    def printed(*arguments):
+        with pytest.raises(SystemExit) as end:
+            config_parser().parse_args([*arguments, "--print-config"])
+        assert not end.value.code
+        return capsys.readouterr().out
+
+    first = printed(*with_files([], [name]))
+    (tmp_path / "printed.yaml").write_text(first)
+    assert printed("--config", str(tmp_path / "printed.yaml")) == first
+    assert load_config(tmp_path / "printed.yaml") == load_preset(name)
+    (tmp_path / "ours.yaml").write_text(as_yaml(load_preset(name)))
+    assert load_config(tmp_path / "ours.yaml") == load_preset(name)
+
+
+def test_the_command_line_prints_what_it_reads(tmp_path):
+    def printed(*arguments):
+        command = [sys.executable, "-m", "noisewise", "train", *arguments, "--print-config"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+    first = printed("--preset", "digits", "--steps", "5", "--model.options.width", "32")
+    assert yaml.safe_load(first)["steps"] == 5
+    (tmp_path / "printed.yaml").write_text(first)
+    assert printed("--config", str(tmp_path / "printed.yaml")) == first
+    assert load_config(tmp_path / "printed.yaml") == load_preset("digits", "--steps=5", "--model.options.width=32")
+
+
+@pytest.mark.parametrize("name", ["nothing", "", "../config", "digits.yaml", "Digits"])
+def test_an_unknown_preset_is_told_all_that_there_are(name):
+    with pytest.raises(ValueError, match=", ".join(preset_names())):
+        preset_path(name)
+
+
+# Overriding
+
+
+@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("way", ["command line", "file"])
+def test_any_setting_can_be_overridden_and_nothing_else_changes(name, way, tmp_path):
+    values = overrides(name)
+    before = dict(leaves(plain(load_preset("digits"))))
+    assert before[name] != OTHER[name]
+    if way == "file":
+        (tmp_path / "other.yaml").write_text(yaml.safe_dump(nested(values)))
+        arguments = ["--config", str(tmp_path / "other.yaml")]
+    else:
+        arguments = as_arguments(values)
+    assert dict(leaves(plain(load_preset("digits", *arguments)))) == before | values
+
+
+@given(
+    names=st.sets(st.sampled_from([name for name in OTHER if name != "accumulation"]), max_size=12), split=st.integers(0, 12)
+)
+@settings(max_examples=25, deadline=None)
+def test_any_settings_together_survive_a_file_and_the_command_line(names, split, tmp_path_factory):
+    values = {key: value for name in sorted(names) for key, value in overrides(name).items()}
+    path = tmp_path_factory.mktemp("config") / "some.yaml"
+    in_file = dict(list(values.items())[:split])
+    on_line = dict(list(values.items())[split:])
+    if "optimizer.weight_decay" in in_file:
+        in_file["optimizer.name"] = "adamw"
+    path.write_text(yaml.safe_dump(nested(in_file)))
+    config = parsed(*(["--config", str(path)] if in_file else []), *as_arguments(on_line))
+    assert dict(leaves(plain(config))) == dict(leaves(plain(Config()))) | values
+    path.write_text(as_yaml(config))
+    assert load_config(path) == config
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "expected"),
+    [
+        ("--model.options.width", "32", {"patch": 2, "width": 32, "depth": 4, "heads": 4}),
+        ("--model.options.dropout", "0.5", {"patch": 2, "width": 64, "depth": 4, "heads": 4, "dropout": 0.5}),
+        ("--model.options.attention", "[8, 4]", {"patch": 2, "width": 64, "depth": 4, "heads": 4, "attention": [8, 4]}),
+        ("--model.options", "{width: 32}", {"width": 32}),
+    ],
+)
+def test_options_of_the_model_can_be_given_one_by_one_or_all_at_once(argument, value, expected):
+    assert load_preset("digits", argument, value).model.options == expected
+
+
+def test_the_later_one_wins(tmp_path):
+    for name, steps, batch in [("first", 5, 6), ("second", 7, 8)]:
+        (tmp_path / f"{name}.yaml").write_text(f"steps: {steps}\nbatch: {batch}\n")
+    first, second = str(tmp_path / "first.yaml"), str(tmp_path / "second.yaml")
+    assert parsed("--config", first, "--config", second).steps == 7
+    assert parsed("--config", second, "--config", first).steps == 5
+    config = parsed("--config", first, "--steps=9", "--steps=11")
+    assert (config.steps, config.batch) == (11, 6)
+    assert parsed("--steps=9", "--config", first).steps == 5
+    both = parsed(*with_files([], ["digits", "cifar10"]))
+    assert (both.name, both.steps, both.log.every) == ("cifar10", 1_000_000, 100)
+
+
+def test_a_stored_configuration_comes_before_presets_and_arguments(tmp_path):
+    stored = tmp_path / "config.yaml"
+    assert with_files(["--steps=1"], stored=stored) == ["--steps=1"]
+    stored.write_text(as_yaml(load_preset("cifar10", "--batch=32")))
+    config = parsed(*with_files(["--steps=1"], ["digits"], stored))
+    assert (config.steps, config.batch, config.data.flip) == (1, 128, True)
+
+
+# Reading back
+
+
+@given(
+    name=st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=12),
+    lr=st.floats(min_value=1e-300, max_value=1e300),
+    seed=st.integers(0, 2**63),
+    seconds=st.none() | st.floats(min_value=1e-9, max_value=1e12),
+)
+@example(name="1e5", lr=1e-5, seed=0, seconds=1e9)
+@example(name="-1.5E+3", lr=1.0, seed=0, seconds=None)
+@example(name="null", lr=1e22, seed=0, seconds=None)
+@example(name="# a", lr=1e-4, seed=0, seconds=None)
+@example(name="[x]: {", lr=1e-4, seed=0, seconds=None)
+@settings(max_examples=30, deadline=None)
+def test_what_is_written_as_yaml_is_read_back(name, lr, seed, seconds, tmp_path_factory):
+    config = Config(name=name, seed=seed, seconds=seconds)
+    config.optimizer.lr = lr
+    path = tmp_path_factory.mktemp("config") / "config.yaml"
+    path.write_text(as_yaml(config))
+    assert load_config(path) == config
+    assert isinstance(load_config(path).optimizer.betas, tuple)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--stpes=3"], "stpes"),
+        (["--step=3"], "step"),
+        (["--optimizer.lrr=3"], "lrr"),
+        (["--steps=many"], "(?s)steps.*int.*many"),
+        (["--steps=1.5"], r"(?s)steps.*int.*1\.5"),
+        (["--loss=l3"], "(?s)loss.*mse.*l3"),
+        (["--optimizer.betas=[0.5]"], "(?s)betas.*2"),
+        (["--optimizer.lr=fast"], "(?s)lr.*float.*fast"),
+        (["--data.flip=perhaps"], "(?s)flip.*bool.*perhaps"),
+        (["--log.trackers=wandb"], "(?s)trackers.*wandb"),
+        (["--config=nowhere.yaml"], "nowhere.yaml"),
+        (["--model=null"], "model must be a group of settings, got None"),
+    ],
+)
+def test_what_cannot_be_understood_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        load_preset("digits", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stpes: 3", "stpes"),
+        ("model: {nme: unet}", "nme"),
+        ("steps: {a: 1}", "steps"),
+        ("steps: [", "pars"),
+        ("- 1", "- 1"),
+        ("model: null", "model must be a group of settings"),
+        ("data: 5", "data must be a group of settings, got 5"),
+        ("!!python/object/apply:os.system ['exit 1']", "python/object"),
+    ],
+)
+def test_a_file_that_cannot_be_understood_is_explained(text, message, tmp_path):
+    (tmp_path / "wrong.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_config(tmp_path / "wrong.yaml")
+
+
+IMPOSSIBLE = {
+    "steps": 0,
+    "batch": 0,
+    "accumulation": 0,
+    "max_bad_steps": 0,
+    "checkpoint.every": 0,
+    "checkpoint.keep": 0,
+    "log.every": -1,
+    "log.sample_steps": 0,
+    "optimizer.lr": 0.0,
+    "optimizer.eps": -1e-8,
+    "seconds": 0.0,
+    "optimizer.clip": 0.0,
+    "seed": -1,
+    "optimizer.warmup": -1,
+    "optimizer.weight_decay": -0.1,
+    "checkpoint.keep_every": -1,
+    "log.samples_every": -1,
+    "log.samples": -1,
+    "data.workers": -1,
+    "model.label_dropout": 1.0,
+}
+
+
+def with_value(name, value, config=None):
+    config = copy.deepcopy(config or Config())
+    group, _, last = name.rpartition(".")
+    assert hasattr(getattr(config, group) if group else config, last)
+    setattr(getattr(config, group) if group else config, last, value)
+    return config
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_values_are_refused_by_name(name):
+    with pytest.raises(ValueError, match=rf"^{name}.*{IMPOSSIBLE[name]}"):
+        with_value(name, IMPOSSIBLE[name]).check()
+    with pytest.raises(ValueError, match=f"^{name}"):
+        load_preset("digits", f"--{name}={IMPOSSIBLE[name]}")
+
+
+@pytest.mark.parametrize("name", ["seconds", "optimizer.lr", "optimizer.clip", "model.label_dropout"])
+def test_what_is_not_a_number_is_refused(name):
+    with pytest.raises(ValueError, match=name):
+        with_value(name, float("nan")).check()
+
+
+def test_settings_that_do_not_go_together_are_refused():
+    with pytest.raises(ValueError, match="batch=128 does not divide into accumulation=3"):
+        load_preset("digits", "--accumulation=3")
+    with pytest.raises(ValueError, match="optimizer.name=adamw"):
+        load_preset("digits", "--optimizer.weight_decay=0.1")
+
+
+def test_the_defaults_are_possible():
+    Config().check()
+
+
+# Resuming
+
+
+def test_the_pinned_settings_exist():
+    assert set(PINNED) <= {field.name for field in fields(Config)}
+    for group, names in FREE_WITHIN.items():
+        assert is_dataclass(getattr(Config(), group))
+        assert set(names) <= set(vars(getattr(Config(), group)))
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_change_is_named_exactly_if_the_setting_is_pinned(name):
+    group, _, last = name.partition(".")
+    pinned = group in PINNED and last not in FREE_WITHIN.get(group, ())
+    old = load_preset("digits")
+    new = load_preset("digits", *as_arguments({name: OTHER[name]} if name not in NEEDS else overrides(name)))
+    found = [text.partition(":")[0] for text in changed(old, new)]
+    if not pinned:
+        assert found == []
+    elif name.endswith("options"):
+        assert found
+        assert all(text.startswith(f"{name}.") for text in found)
+    else:
+        assert found == sorted([name, *([NEEDS[name][0]] if name in NEEDS else [])])
+    assert changed(new, new) == []
+
+
+def test_a_change_shows_both_values():
+    old, new = load_preset("digits"), load_preset("digits", "--optimizer.lr=0.5", "--model.options.width=8", "--steps=9")
+    assert changed(old, new) == ["model.options.width: 64 -> 8", "optimizer.lr: 0.001 -> 0.5"]
+    assert changed(old, load_preset("digits", "--model.options={width: 64}")) == [
+        "model.options.patch: 2 -> None",
+        "model.options.depth: 4 -> None",
+        "model.options.heads: 4 -> None",
+    ]
