@@ -6,16 +6,20 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # one thread a test worker, so that workers do not fight over cores
 WORKERS ?= 2
 
-.PHONY: demo test test-fast lint docs clean
+.PHONY: demo test test-fast faults lint docs clean
 
-demo: $(VENV)/.installed-train  ## train a toy with two samplers and draw the outcome
-	$(BIN)/python examples/demo.py --out out/demo
+demo: $(VENV)/.installed-train  ## compare samplers on 8x8 digits, and write a report
+	rm -rf out/demo
+	$(BIN)/noisewise compare --preset digits --out out/demo
 
 test: $(VENV)/.installed-dev  ## the whole suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-fast: $(VENV)/.installed-dev  ## without the slow tests, under 90 s
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+
+faults: $(VENV)/.installed-dev  ## kill training processes 200 times, and compare with an uninterrupted run bit for bit
+	NOISEWISE_KILLS=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_faults.py -k random
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ Feedback is gathered from all ranks and then applied by the same deterministic c
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def is_initialized() -> bool:
@@ -86,6 +86,23 @@ def like(tensor: Tensor, example: Tensor, keep_dtype: bool = False) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(placed, mesh, example.placements)  # type: ignore[attr-defined]
+
+
+def shard(model: nn.Module, device: torch.device) -> nn.Module:
+    """FSDP2: every rank keeps a part of the model, and each block is put together when it is needed."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    if not is_initialized():
+        raise ValueError("parallel=fsdp needs processes: start with torchrun --nproc-per-node=N -m noisewise train ...")
+    mesh = init_device_mesh(device.type, (world_size(),))
+    model.to(device)
+    for module in reversed(list(model.modules())):  # inner ones first
+        for block in module if isinstance(module, nn.ModuleList) else ():
+            if any(True for _ in block.parameters()):
+                fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def barrier() -> None:

@@ -17,6 +17,13 @@ from torch import Tensor, nn
 from noisewise import distributed
 
 
+def seed_torch(seed: int) -> None:
+    """torch.manual_seed for the CPU and the current GPU alone: that one formats a stack trace for every other kind of device."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
+
+
 @contextmanager
 def preserved_random_state(seed: int | None = None) -> Iterator[None]:
     """Leaves the caller's random state (torch on the CPU and the current accelerator, numpy, Python) as it was.
@@ -27,11 +34,9 @@ def preserved_random_state(seed: int | None = None) -> Iterator[None]:
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     try:
         if seed is not None:
-            torch.default_generator.manual_seed(seed)
+            seed_torch(seed)
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            if cuda is not None:
-                torch.cuda.manual_seed(seed)
         yield
     finally:
         torch.set_rng_state(cpu)

@@ -89,7 +89,7 @@ def compare(configs: list[Config], *, images: int) -> list[Measured]:
             results = []
             for i, run in enumerate(runs):
                 board.note(i, "measuring")
-                results.append(measure(run, images=images))
+                results.append(measure(run, images=images, tell=board.lines[i].tell))
                 board.note(i, "done")
     finally:
         for run in runs:

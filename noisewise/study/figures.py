@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from noisewise.evaluation.pictures import grid
-from noisewise.study.measure import DISTANCE, Measured
+from noisewise.study.measure import Measured
 from noisewise.study.table import by_sampler
 from noisewise.training.folder import read_rows
 
@@ -26,7 +26,7 @@ def draw_comparison(results: list[Measured], folders: list[Path], path: Path) ->
         if pictures:
             top.imshow(grid(runs[0].samples), interpolation="nearest")
         top.set_axis_off()
-        distance = "" if runs[0].distance is None else f"\n{DISTANCE} {np.mean([run.distance for run in runs]):.3g}"
+        distance = "" if runs[0].distance is None else f"\n{runs[0].metric} {np.mean([run.distance for run in runs]):.3g}"
         top.set_title(sampler + distance, fontsize=10, color=COLOURS[column % len(COLOURS)], fontweight="bold")
         draw_density(bottom, read_rows(of_sampler[sampler] / "metrics.jsonl"))
     draw_losses(axes[0, -1], axes[1, -1], grouped)

@@ -1,17 +1,16 @@
-"""What is measured of a finished run: the quality of its images and its loss at each noise level."""
+"""What is measured of a finished run: the distance of its images to the data, and its held-out loss at each noise level."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from noisewise.evaluation.digits_features import METRIC, digits_features
-from noisewise.evaluation.frechet import frechet_distance
+from noisewise.evaluation.distances import Network, choose_network, compare_images, real_statistics
 from noisewise.evaluation.generate import generate
 from noisewise.evaluation.heldout import held_out_losses
+from noisewise.evaluation.preprocess import to_uint8
 from noisewise.evaluation.solvers import default_solver
-from noisewise.training.data import open_data
 from noisewise.training.parts import open_source
 from noisewise.training.run import Run
 
@@ -25,7 +24,8 @@ class Measured:
     steps: int
     seconds: float
     steps_per_second: float
-    distance: float | None  # of generated images to the data's, see `distance_name`
+    metric: str | None  # what `distance` is: fid, or digits-frechet for the embedded digits
+    distance: float | None  # of generated images to the training data; None if it could not be measured
     held_out: list[float]  # loss by noise level, least noise first
     samples: Tensor  # a few images
 
@@ -35,42 +35,50 @@ class Measured:
 
     @property
     def loss(self) -> float:
+        """The mean over noise levels: what uniform sampling minimises."""
         return sum(self.held_out) / len(self.held_out)
 
 
-DISTANCE = METRIC
-"""Fréchet distance between features of a small classifier of digits: not FID, whose network knows photographs only."""
-
-
-def measure(run: Run, *, images: int = 2000, levels: int = 20, shown: int = 25) -> Measured:
-    """Generate with the averaged weights and compare with the data; the test images give the held-out loss."""
+def measure(
+    run: Run, *, images: int = 2000, levels: int = 20, heldout: int = 1000, shown: int = 25, tell: Callable[[str], None] = print
+) -> Measured:
+    """Generate with the averaged weights and compare with the training data; test images give the held-out loss."""
     trainer = run.trainer
     config, device, objective = run.config, trainer.device, trainer.objective
-    settings: dict[str, Any] = {"classes": trainer.parts.classes, "device": device}
+    common: dict[str, Any] = {"classes": trainer.parts.classes, "device": device}
+    process = objective.process
+    solver = replace(default_solver(process), steps=min(config.log.sample_steps, process.steps or config.log.sample_steps))
+    clip = 1.0 if trainer.parts.source.image else None
     trainer.network.eval()
     with trainer.ema.applied(), run.accelerator.autocast():
-        held_out = held_out_losses(trainer.call, objective, open_source(config, "test"), levels=levels, **settings)
-        process = objective.process
-        solver = default_solver(process)
-        solver = replace(solver, steps=min(config.log.sample_steps, process.steps or solver.steps))
-        samples = generate(
-            trainer.call, objective, trainer.parts.source.shape, images, solver=solver, seed=config.seed, batch=200, **settings
-        )
+        test = open_source(config, "test")
+        held_out = held_out_losses(trainer.call, objective, test, levels=levels, images=heldout, **common)
+        shape = trainer.parts.source.shape
+        samples = generate(trainer.call, objective, shape, images, solver=solver, seed=config.seed, clip=clip, **common)
+    metric, distance = distance_to_data(run, samples, tell)
     return Measured(
         config.sampler,
         config.seed,
         trainer.step,
         trainer.seconds,
         trainer.step / trainer.seconds,
-        digits_distance(samples) if config.data.source == "digits" else None,
+        metric,
+        distance,
         held_out.loss.tolist(),
         samples[:shown].float().cpu(),
     )
 
 
-def digits_distance(samples: Tensor) -> float:
-    """The distance of these images to all digits."""
-    source = open_data("digits", split="all")
-    real = source.decode(source.read(torch.arange(len(source)).numpy())[0])
-    (m1, c1), (m2, c2) = ((f.double().mean(0), f.double().T.cov()) for f in map(digits_features, (samples.cpu(), real)))
-    return frechet_distance(m1, c1, m2, c2)
+def distance_to_data(run: Run, samples: Tensor, tell: Callable[[str], None]) -> tuple[str | None, float | None]:
+    """FID, or its like for the digits; nothing for samples that are no images, or without Inception's weights."""
+    source, device = run.trainer.parts.source, run.trainer.device
+    if not source.image:
+        return None, None
+    try:
+        network: Network = choose_network(source, device)
+    except FileNotFoundError as error:
+        tell(f"no FID: {error}")
+        return None, None
+    real = real_statistics(source, network, device)
+    found = compare_images([to_uint8(samples)], real, network, device)
+    return network.metric, float(found[network.metric])

@@ -4,9 +4,10 @@ import base64
 import html
 from pathlib import Path
 
+from noisewise.evaluation.digits_features import METRIC
 from noisewise.study.figures import draw_comparison
-from noisewise.study.measure import DISTANCE, Measured
-from noisewise.study.table import by_sampler, table_rows, verdict
+from noisewise.study.measure import Measured
+from noisewise.study.table import by_sampler, explanation, ratio, table_rows, verdict
 from noisewise.training.config import Config
 from noisewise.training.folder import environment
 from noisewise.training.options import as_yaml
@@ -39,7 +40,7 @@ def write_report(folder: Path, configs: list[Config], results: list[Measured]) -
 <h1>Which noise levels to train on: {html.escape(configs[0].name)}</h1>
 <p>{html.escape(sentence(results))}</p>
 <div class="scroll"><table><tr>{head}</tr>{body}</table></div>
-<p>{html.escape(conditions(configs, results))}</p>
+<p>{html.escape(explanation(results))} {html.escape(conditions(configs, results))}</p>
 <img alt="Generated samples, density of draws through training, and held-out loss by noise level, for each sampler"
  src="data:image/png;base64,{image}">
 <h2>Settings of the first run</h2><pre>{settings}</pre>
@@ -55,12 +56,18 @@ def sentence(results: list[Measured]) -> str:
     """The outcome in plain words, with no more than the seeds allow."""
     grouped = by_sampler(results)
     name, baseline = next(iter(grouped.items()))
-    by_distance = results[0].distance is not None
-    said = []
-    for sampler, runs in list(grouped.items())[1:]:
-        judged = verdict(baseline, runs, (lambda m: m.distance) if by_distance else (lambda m: m.loss))
-        said.append(f"{sampler} against {name}: {judged}")
-    measure = f"the distance of its images to the data ({DISTANCE})" if by_distance else "held-out loss"
+    measure = f"the distance of its images to the data ({results[0].metric})" if results[0].metric else "its held-out loss"
+    words = {
+        "better": "was better than {name} in every seed",
+        "worse": "was worse than {name} in every seed",
+        "unclear": "was better than {name} in some seeds and worse in others",
+        "one seed": "had one seed, too few to judge",
+    }
+    others = [(sampler, runs) for sampler, runs in grouped.items() if sampler != name]
+    said = [
+        f"{sampler} {words[verdict(baseline, runs)].format(name=name)} ({ratio(baseline, runs):.2f} times its value)"
+        for sampler, runs in others
+    ]
     return f"Judged by {measure}: {'; '.join(said)}." if said else f"{name} alone: nothing to compare with."
 
 
@@ -71,9 +78,9 @@ def conditions(configs: list[Config], results: list[Measured]) -> str:
     text = (
         f"Each run had {budget}, the same initial weights, data order and noise for each seed; {seeds} seed{'s' * (seeds > 1)}."
     )
-    if results[0].distance is not None:
+    if results[0].metric == METRIC:
         text += (
-            f" {DISTANCE} is the Fréchet distance between features of a small digit classifier, of generated images and of the "
-            "data; it is not FID. ± is half the range over seeds. A short run on a toy says little about large models."
+            f" {METRIC} is the Fréchet distance between features of a small digit classifier, of generated images and of the "
+            "data; it is not FID. A short run on a toy says little about large models."
         )
     return text

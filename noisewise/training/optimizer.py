@@ -13,7 +13,8 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig, 
     """Adam or AdamW, fused."""
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
     fused = device.type in ("cuda", "cpu")
-    return kind(parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=fused)
+    groups = [{"params": group} for group in alike(parameters)]
+    return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=fused)
 
 
 def learning_rate(config: OptimizerConfig, step: int) -> float:
@@ -28,7 +29,22 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 def clip_gradients(parameters: list[nn.Parameter], limit: float | None) -> Tensor:
     """Scale gradients to a norm of at most `limit` and return the norm they had, as a tensor that was not waited for."""
-    return whole(torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit))
+    limit = float("inf") if limit is None else limit
+    groups = [[parameter.grad for parameter in group if parameter.grad is not None] for group in alike(parameters)]
+    if len(groups) == 1:
+        return whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
+    norm = torch.stack([whole(torch.nn.utils.get_total_norm(group)) for group in groups]).norm()
+    local = [getattr(gradient, "_local_tensor", gradient) for group in groups for gradient in group]
+    torch._foreach_mul_(local, (limit / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+def alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """The sharded ones (FSDP2) and the others, a learned weighting's: torch's kernels for many tensors take no mixture."""
+    parameters = list(parameters)
+    sharded = [parameter for parameter in parameters if hasattr(parameter, "device_mesh")]
+    others = [parameter for parameter in parameters if not hasattr(parameter, "device_mesh")]
+    return [group for group in (sharded, others) if group]
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:

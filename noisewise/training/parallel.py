@@ -1,4 +1,4 @@
-"""Several processes: Accelerate sets them up and wraps the model for DDP; FSDP2 is torch's own fully_shard."""
+"""Several processes: Accelerate sets them up and wraps the model for DDP; FSDP2 is torch's own."""
 
 from collections.abc import Iterable
 
@@ -41,26 +41,8 @@ def make_accelerator(config: Config, project: str | None = None) -> Accelerator:
 def spread(model: nn.Module, accelerator: Accelerator, parallel: str) -> nn.Module:
     """The model on its device, ready for all processes."""
     if parallel == "fsdp" or accelerator.distributed_type == DistributedType.FSDP:
-        return _shard(model, accelerator.device)
+        return distributed.shard(model, accelerator.device)
     return accelerator.prepare_model(model)
-
-
-def _shard(model: nn.Module, device: torch.device) -> nn.Module:
-    """FSDP2: every block of the model is gathered by itself when it is needed."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    if not distributed.is_initialized():
-        raise ValueError("parallel=fsdp needs processes: start with torchrun --nproc-per-node=N -m noisewise train ...")
-    mesh = init_device_mesh(device.type, (distributed.world_size(),))
-    model.to(device)
-    for module in reversed(list(model.modules())):  # inner ones first
-        if isinstance(module, nn.ModuleList):
-            for block in module:
-                if any(True for _ in block.parameters()):
-                    fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
 
 
 @torch.no_grad()

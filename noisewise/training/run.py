@@ -26,7 +26,7 @@ AGREE_EVERY = 10  # steps between two questions to all processes whether one was
 
 def default_folder(config: Config) -> Path:
     """runs/NAME-SAMPLER-SEED, with the sampler's spec made fit for a file name."""
-    sampler = re.sub(r"[^A-Za-z0-9.]+", "-", config.sampler).strip("-")
+    sampler = re.sub(r"[^A-Za-z0-9._=+-]+", "-", config.sampler).strip("-")
     return Path("runs") / f"{config.name}-{sampler}-{config.seed}"
 
 
@@ -46,12 +46,19 @@ class Run:
         self.folder = RunFolder(Path(config.out) if config.out else default_folder(config))
         self.accelerator = make_accelerator(config, str(self.folder.path))
         self.main = self.accelerator.is_main_process
+        new = self.main and not self.folder.config_file.exists()
         with self._together():
             if self.main:
                 self.folder.begin(config, resume)
                 checkpoint.sweep(self.folder.checkpoints)
-        self.trainer = Trainer(config, build_parts(config), self.accelerator)
-        self._begin_from(self._found() if resume else None)
+        try:
+            self.trainer = Trainer(config, build_parts(config), self.accelerator)
+            self._begin_from(self._found() if resume else None)
+        except Exception:
+            if new:  # a start that failed must not look like a run when it is repeated
+                self.folder.config_file.unlink(missing_ok=True)
+            self.folder.end()
+            raise
         if config.log.trackers:
             self.accelerator.init_trackers(config.name, _scalars(plain(config)))
 
@@ -82,7 +89,10 @@ class Run:
             self.trainer.load(found)
             before, now = found.state["processes"], distributed.world_size()
             changed = f" (with {now} processes instead of {before}: not bit for bit)" if before != now else ""
-            self.progress.tell(f"resuming {self.folder.path} at step {found.step}{changed}")
+            if self.trainer.finished():
+                self.progress.tell(f"{self.folder.path} ended at step {found.step}: nothing to do; more --steps would go on")
+            else:
+                self.progress.tell(f"resuming {self.folder.path} at step {found.step}{changed}")
         if self.main:
             self.folder.forget_after(found.step if found is not None else 0)
 
@@ -131,10 +141,10 @@ class Run:
         """Generate samples with the averaged weights and draw them into samples/."""
         from noisewise.evaluation.pictures import save_grid
 
-        images = self.generate(self.config.log.samples, self.config.log.sample_steps)
-        if not self.main or not self.trainer.parts.source.image:
+        if not self.config.log.samples or not self.trainer.parts.source.image:
             return None
-        return save_grid(images, self.folder.samples / f"step-{self.trainer.step:08d}.png")
+        images = self.generate(self.config.log.samples, self.config.log.sample_steps)
+        return None if not self.main else save_grid(images, self.folder.samples / f"step-{self.trainer.step:08d}.png")
 
     def generate(self, count: int, steps: int) -> torch.Tensor:
         """Samples of the averaged weights, made by all processes together when the model is sharded."""

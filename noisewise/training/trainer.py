@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from noisewise import distributed
 from noisewise.diagnostics import Monitor, mean_density
-from noisewise.feedback import preserved_buffers
+from noisewise.feedback import preserved_buffers, seed_torch
 from noisewise.samplers.base import LossAt
 from noisewise.samplers.random import stream_key
 from noisewise.spec import build
@@ -126,13 +126,14 @@ class Trainer:
     def training_step(self) -> None:
         """One optimizer step."""
         config, accumulation = self.config, self.config.accumulation
-        self.network.train()
+        if not self.network.training:
+            self.network.train()
         optimization.set_learning_rate(self.optimizer, optimization.learning_rate(config.optimizer, self.step))
         self.optimizer.zero_grad(set_to_none=True)
         draws, losses = [], []
         loss = torch.zeros((), device=self.device)
         for micro in range(accumulation):
-            torch.manual_seed(stream_key(config.seed, STEP, self.step, micro, distributed.rank()) >> 1)
+            seed_torch(stream_key(config.seed, STEP, self.step, micro, distributed.rank()) >> 1)
             x0, labels = self.batches.get(self.samples + micro * self.micro_batch)
             loss_at = self.loss_at(x0, labels if self.parts.classes else None)
             draw = self.sampler.sample(x0)
@@ -154,8 +155,8 @@ class Trainer:
         if self.scaled_optimizer is not None:
             self.accelerator.unscale_gradients(self.scaled_optimizer)
         norm = optimization.clip_gradients(self.parameters, self.config.optimizer.clip)
-        bad = distributed.gather_sum((~torch.isfinite(loss + norm)).long())
-        finite = bad == 0
+        total = distributed.gather_sum(torch.stack([loss, (~torch.isfinite(loss + norm)).to(loss)]))
+        loss, finite = total[0] / distributed.world_size(), total[1] == 0
         with self.sampler.observe(draws, losses, loss_at):
             if self.scaled_optimizer is not None:
                 self.scaled_optimizer.step()  # skips by itself, and lowers its scale

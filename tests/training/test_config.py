@@ -276,7 +276,7 @@ def test_what_is_written_as_yaml_is_read_back(name, lr, seed, seconds, tmp_path_
         (["--data.flip=perhaps"], "(?s)flip.*bool.*perhaps"),
         (["--log.trackers=wandb"], "(?s)trackers.*wandb"),
         (["--config=nowhere.yaml"], "nowhere.yaml"),
-        (["--model=null"], "model must be a group of settings, got None"),
+        (["--model=null"], "(?s)model.*null"),
     ],
 )
 def test_what_cannot_be_understood_is_named(arguments, message):
@@ -352,7 +352,7 @@ def test_what_is_not_a_number_is_refused(name):
 def test_settings_that_do_not_go_together_are_refused():
     with pytest.raises(ValueError, match="batch=128 does not divide into accumulation=3"):
         load_preset("digits", "--accumulation=3")
-    with pytest.raises(ValueError, match="optimizer.name=adamw"):
+    with pytest.raises(ValueError, match=r"optimizer\.name=adamw"):
         load_preset("digits", "--optimizer.weight_decay=0.1")
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.training.processes import finish, last_step, metrics, start, tensors
 
 KILLS = int(os.environ.get("NOISEWISE_KILLS", "20"))
-STEPS = 600
+STEPS = 30 * KILLS
 pytestmark = pytest.mark.slow
 
 

@@ -175,7 +175,7 @@ def test_steps_without_any_finite_loss_do_not_disturb_the_sampler(spec):
     after = mean_density(trainer.sampler, 20)
     assert torch.isfinite(after).all()
     torch.testing.assert_close(after.mean(), before.mean(), rtol=0.01, atol=0)
-    if "loss" in spec or "lookahead" in spec:
+    if "reinforce" not in spec and not spec.startswith(("paper", "switch")):  # a policy's Adam has momentum
         torch.testing.assert_close(after, before)
     trainer.model.high = 0
     count = int(trainer.guard.skipped)

@@ -94,7 +94,7 @@ class Poisoned(Own):
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         bad = ((time >= self.low) & (time < self.high)).view(-1, 1, 1, 1)
-        return torch.where(bad, torch.nan, super().forward(x, time))
+        return super().forward(x, time) + torch.where(bad, torch.nan, 0.0)
 
 
 class Recording(Own):

@@ -1,0 +1,76 @@
+"""Where a training step of the CPU demo goes: the model's forward, backward and optimizer step, and everything around them.
+
+    python benchmarks/trainer_profile.py [--steps 300] [--sampler adaptive] [--json benchmarks/results/trainer_profile.jsonl]
+
+The share of everything else (data, timesteps, noise, loss, averages, statistics, log) should stay below 5 %. Each part is timed
+on its own; on a CPU nothing runs in the background.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from noisewise.training.folder import environment
+from noisewise.training.options import load_preset
+from noisewise.training.parallel import make_accelerator
+from noisewise.training.parts import build_parts
+from noisewise.training.trainer import Trainer
+
+MODEL = ("forward", "backward", "optimizer step")
+
+
+def timed(parts: dict[str, float], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            parts[name] += time.perf_counter() - start
+
+    return call
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--sampler", default="adaptive")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    config = load_preset("digits", f"--sampler={args.sampler}", "--device=cpu", "--log.trackers=[]")
+    trainer = Trainer(config, build_parts(config), make_accelerator(config))
+    parts: dict[str, float] = defaultdict(float)
+    trainer.call = timed(parts, "forward", trainer.call)
+    trainer.accelerator.backward = timed(parts, "backward", trainer.accelerator.backward)
+    trainer.optimizer.step = timed(parts, "optimizer step", trainer.optimizer.step)
+    trainer.batches.get = timed(parts, "data", trainer.batches.get)
+    trainer.sampler.sample = timed(parts, "timesteps", trainer.sampler.sample)
+    trainer.ema.update = timed(parts, "EMA", trainer.ema.update)
+    trainer.monitor.update = timed(parts, "monitor", trainer.monitor.update)
+    trainer.guard.update = timed(parts, "guard", trainer.guard.update)
+    rows: list[dict[str, float]] = []
+    for _ in range(20 + args.steps):
+        parts.clear()
+        before = trainer.seconds
+        trainer.timed_step()
+        rows.append({**parts, "step": trainer.seconds - before})
+    rows = rows[20:]
+    names = [name for name in rows[0] if name != "step"]
+    median = {name: statistics.median(row[name] for row in rows) for name in [*names, "step"]}
+    outside = statistics.median(1 - sum(row[name] for name in MODEL) / row["step"] for row in rows)
+    for name in sorted(names, key=lambda name: -median[name]):
+        print(f"{name:16s} {median[name] * 1e3:8.3f} ms  {median[name] / median['step']:6.1%}")
+    print(f"{'step':16s} {median['step'] * 1e3:8.3f} ms; outside the model's forward, backward and step: {outside:.1%}")
+    if args.json:
+        row = {"sampler": args.sampler, "steps": args.steps, "outside": round(outside, 4)}
+        row |= {"milliseconds": {name: round(value * 1e3, 4) for name, value in median.items()}, **environment()}
+        with args.json.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""A run's folder: begun once, resumed with the same settings, used by one process at a time, never torn."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import noisewise
+from noisewise.training.folder import RunFolder, environment, git_state, read_rows, replace_file
+from noisewise.training.options import as_yaml, load_config, load_preset
+
+HOLD = """
+import sys
+from pathlib import Path
+from noisewise.training.folder import RunFolder
+from noisewise.training.options import load_preset
+RunFolder(Path(sys.argv[1])).begin(load_preset("digits"), resume=True)
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "one")
+    yield folder
+    folder.end()
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# Begin and resume
+
+
+def test_a_new_run_writes_down_its_settings_and_where_it_runs(folder):
+    config = load_preset("digits", "--seed=3", "--name=1e5")
+    folder.begin(config, resume=False)
+    assert load_config(folder.path / "config.yaml") == config
+    assert len(rows_of(folder.path / "environment.jsonl")) == 1
+    assert sorted(path.name for path in folder.path.iterdir()) == [".lock", "config.yaml", "environment.jsonl"]
+    assert (folder.checkpoints, folder.samples) == (folder.path / "checkpoints", folder.path / "samples")
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(folder):
+    folder.begin(load_preset("digits"), resume=False)
+    folder.end()
+    before = folder.config_file.read_text()
+    with pytest.raises(FileExistsError, match="one holds a run already: continue it with --resume, or give another --out"):
+        folder.begin(load_preset("digits", "--seed=9"), resume=False)
+    assert folder.config_file.read_text() == before
+    assert len(rows_of(folder.path / "environment.jsonl")) == 1
+
+
+def test_a_folder_that_holds_a_run_can_be_resumed_with_more_steps(folder):
+    folder.begin(load_preset("digits"), resume=False)
+    folder.end()
+    folder.begin(load_preset("digits", "--steps=9999", "--data.path=elsewhere"), resume=True)
+    assert load_config(folder.config_file).steps == 9999
+    assert len(rows_of(folder.path / "environment.jsonl")) == 2
+
+
+def test_resuming_what_is_not_there_begins_it(folder):
+    folder.begin(load_preset("digits"), resume=True)
+    assert folder.config_file.exists()
+
+
+def test_other_pinned_settings_are_refused_with_their_names(folder):
+    folder.begin(load_preset("digits"), resume=False)
+    folder.end()
+    before = folder.config_file.read_text()
+    other = load_preset("digits", "--optimizer.lr=0.5", "--model.options.width=8", "--sampler=uniform", "--steps=7")
+    with pytest.raises(ValueError, match="cannot be resumed with other settings") as error:
+        folder.begin(other, resume=True)
+    assert str(error.value).endswith(
+        "one cannot be resumed with other settings: sampler: adaptive -> uniform; model.options.width: 64 -> 8; "
+        "optimizer.lr: 0.001 -> 0.5. Start a new run with --out"
+    )
+    assert folder.config_file.read_text() == before
+    folder.begin(load_preset("digits"), resume=True)  # the failure has not locked it
+
+
+@pytest.mark.parametrize("text", ["", "steps: [", "foreign: 1"])
+def test_settings_that_cannot_be_read_are_an_error_that_says_so(text, folder):
+    folder.path.mkdir(parents=True)
+    folder.config_file.write_text(text)
+    with pytest.raises(ValueError, match="onfig|foreign"):
+        folder.begin(load_preset("digits"), resume=True)
+
+
+# The lock
+
+
+def test_a_second_process_is_refused_until_the_first_ends(folder):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(RuntimeError, match="one is in use by another process: wait for it, or give another --out"):
+            folder.begin(load_preset("digits"), resume=True)
+        assert len(rows_of(folder.path / "environment.jsonl")) == 1
+        other.kill()  # even so the lock is gone
+        other.wait(timeout=60)
+    folder.begin(load_preset("digits"), resume=True)
+
+
+def test_two_runs_of_one_process_do_not_share_a_folder(folder):
+    folder.begin(load_preset("digits"), resume=True)
+    second = RunFolder(folder.path)
+    with pytest.raises(RuntimeError, match="in use"):
+        second.begin(load_preset("digits"), resume=True)
+    folder.end()
+    folder.end()  # twice is harmless
+    second.begin(load_preset("digits"), resume=True)
+    second.end()
+
+
+# Rows
+
+
+def test_rows_are_read_as_they_were_written(folder):
+    folder.path.mkdir(parents=True)
+    rows = [{"step": 1, "loss": 0.1 + 0.2, "levels": [None, 1.5]}, {"step": 2, "text": "é\u2028"}]
+    assert folder.metrics() == []
+    for row in rows:
+        folder.log(row)
+    assert folder.metrics() == rows
+
+
+def test_later_rows_are_forgotten(folder):
+    folder.path.mkdir(parents=True)
+    folder.forget_after(0)  # nothing there yet
+    for step in (1, 2, 3, 4):
+        folder.log({"step": step})
+    folder.forget_after(2)
+    assert folder.metrics() == [{"step": 1}, {"step": 2}]
+    folder.log({"step": 3, "again": True})
+    assert folder.metrics() == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
+    folder.forget_after(0)
+    assert folder.metrics_file.read_text() == ""
+
+
+def test_a_row_torn_anywhere_is_forgotten(folder):
+    folder.path.mkdir(parents=True)
+    whole, torn = json.dumps({"step": 1, "loss": [1.5, None]}) + "\n", json.dumps({"step": 2, "loss": [2.5, None]})
+    for length in range(len(torn)):
+        folder.metrics_file.write_text(whole + torn[:length])
+        assert folder.metrics() == [json.loads(whole)]
+        folder.forget_after(5)
+        assert folder.metrics_file.read_text() == whole
+        folder.log({"step": 2})
+        assert folder.metrics() == [json.loads(whole), {"step": 2}]
+
+
+def test_no_file_has_no_rows(tmp_path):
+    assert read_rows(tmp_path / "nothing") == []
+
+
+# Files
+
+
+def test_a_file_is_replaced_or_left_alone(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    replace_file(path, "old")
+    replace_file(path, "new")
+    assert (path.read_text(), [entry.name for entry in tmp_path.iterdir()]) == ("new", ["file"])
+
+    def full(descriptor):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        replace_file(path, "newer")
+    assert path.read_text() == "new"
+
+
+# The environment
+
+
+def test_the_environment_says_what_a_result_depends_on(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setattr(sys, "argv", ["noisewise", "train", "--seed", "3"])
+    row = environment()
+    assert list(row) == ["noisewise", "torch", "python", "machine", "processes", "threads", "arguments", "git"]
+    assert (row["noisewise"], row["torch"], row["python"]) == (
+        noisewise.__version__,
+        torch.__version__,
+        platform.python_version(),
+    )
+    assert (row["processes"], row["threads"], row["arguments"]) == (4, torch.get_num_threads(), ["train", "--seed", "3"])
+    assert row["machine"]
+    assert json.loads(json.dumps(row)) == row
+
+
+def git(*arguments, folder):
+    subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments], cwd=folder, check=True, capture_output=True
+    )
+
+
+def test_the_commit_is_known_and_changes_show(tmp_path, monkeypatch):
+    git("init", folder=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert git_state() is None  # no commit yet
+    (tmp_path / "file").write_text("1")
+    git("add", "file", folder=tmp_path)
+    git("commit", "-m", "first", folder=tmp_path)
+    commit = git_state()
+    assert len(commit) == 40
+    (tmp_path / "untracked").write_text("1")
+    assert git_state() == commit
+    (tmp_path / "file").write_text("2")
+    assert git_state() == f"{commit}+"
+
+
+def test_outside_a_repository_or_without_git_there_is_no_commit(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    assert git_state() is None
+    monkeypatch.setenv("PATH", "")
+    assert git_state() is None
+
+
+def test_the_settings_are_readable_without_this_package(folder):
+    folder.begin(load_preset("digits"), resume=False)
+    assert folder.config_file.read_text() == as_yaml(load_preset("digits"))
+    assert "  lr: 0.001\n" in folder.config_file.read_text()

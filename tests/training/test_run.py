@@ -1,0 +1,276 @@
+"""A run in its folder: samples and trackers that change nothing, errors that say what to do, all kinds of data."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from noisewise.evaluation.generate import generate
+from noisewise.evaluation.solvers import default_solver
+from noisewise.training import checkpoint
+from noisewise.training.config import DataConfig, ModelConfig, OptimizerConfig
+from noisewise.training.data import Synthetic
+from noisewise.training.guard import Diverged
+from noisewise.training.models import build_model
+from noisewise.training.progress import Quiet
+from noisewise.training.run import Run, default_folder, dry_run, train
+from tests.training.tiny import DIT, differing, own, tensors, tiny
+
+
+class Heard(Quiet):
+    """Remembers what the user would be told."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def tell(self, message: str) -> None:
+        self.messages.append(message)
+
+
+def logged(config, **changes):
+    return replace(config, log=replace(config.log, **changes))
+
+
+def rows_of(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in ("seconds", "steps_per_second")} for row in rows]
+
+
+def final(folder, step=12):
+    parts = checkpoint.load(folder / "checkpoints" / checkpoint.name_of(step)).tensors
+    return {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """A finished run."""
+    config = tiny(out=str(tmp_path / "plain"), sampler="adaptive:warmup=2,every=2")
+    return config, train(config)
+
+
+def test_a_run_leaves_all_that_it_should(plain):
+    config, folder = plain
+    assert folder.name == "plain"
+    assert [row["step"] for row in rows_of(folder)] == [4, 8, 12]
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["step-00000012"]
+    assert (folder / "config.yaml").is_file()
+    assert json.loads((folder / "environment.jsonl").read_text())["torch"] == torch.__version__
+    assert not (folder / "samples").exists()
+
+
+def test_pictures_and_trackers_do_not_change_training(plain, tmp_path):
+    config, folder = plain
+    model = replace(config, out=str(tmp_path / "other"))
+    other = train(logged(model, samples_every=3, trackers=["tensorboard"]))
+    assert differing(final(folder), final(other)) == []
+    assert rows_of(folder) == rows_of(other)
+    pictures = sorted(path.name for path in (other / "samples").iterdir())
+    assert pictures == [f"step-{step:08d}.png" for step in (3, 6, 9, 12)]
+    assert Image.open(other / "samples" / pictures[0]).size == (2 * 33 + 1, 2 * 33 + 1)
+    assert list(other.rglob("events.out.tfevents.*"))
+
+
+def test_pictures_with_dropout_do_not_change_training(tmp_path):
+    config = tiny(model=own("Own", dropout=0.5))
+    folders = [train(logged(replace(config, out=str(tmp_path / str(every))), samples_every=every)) for every in (0, 5)]
+    assert differing(*map(final, folders)) == []
+    assert sorted(path.name for path in (folders[1] / "samples").iterdir())[-1] == "step-00000012.png"
+
+
+def test_no_samples_are_no_error(tmp_path):
+    folder = train(logged(tiny(out=str(tmp_path / "run")), samples_every=4, samples=0))
+    assert not (folder / "samples").exists()
+
+
+def test_samples_come_from_the_averaged_weights(tmp_path):
+    config = tiny(out=str(tmp_path / "run"), model=ModelConfig(name="dit", options=DIT, conditional=True))
+    run = Run(config)
+    for _ in run.advance():
+        pass
+    own_weights = tensors(run.trainer, "model")
+    images = run.generate(5, 4)
+    assert differing(own_weights, tensors(run.trainer, "model")) == []
+    solver = replace(default_solver(run.trainer.objective.process), steps=4)
+    model = build_model("dit", DIT, shape=(1, 8, 8), classes=10).eval()
+    made = {}
+    for part in ("ema", "model"):
+        model.load_state_dict(run.trainer.tensors()["model"] | run.trainer.tensors()[part])
+        with torch.no_grad():
+            made[part] = generate(model, run.trainer.objective, (1, 8, 8), 5, classes=10, solver=solver, seed=0)
+    assert torch.equal(images, made["ema"])
+    assert not torch.allclose(images, made["model"], atol=1e-3)
+    run.close()
+
+
+def test_resuming_a_finished_run_does_nothing_and_says_so(plain):
+    config, folder = plain
+    before = {path: path.stat().st_mtime_ns for path in (folder / "checkpoints").rglob("*")}
+    rows, heard = (folder / "metrics.jsonl").read_text(), Heard()
+    train(config, resume=True, progress=heard)
+    assert {path: path.stat().st_mtime_ns for path in (folder / "checkpoints").rglob("*")} == before
+    assert (folder / "metrics.jsonl").read_text() == rows
+    assert any("at step 12: nothing to do" in message for message in heard.messages), heard.messages
+
+
+def test_a_finished_run_goes_on_with_more_steps(plain, tmp_path):
+    config, folder = plain
+    train(replace(config, steps=20), resume=True)
+    straight = train(replace(config, steps=20, out=str(tmp_path / "straight")))
+    assert differing(final(folder, 20), final(straight, 20)) == []
+    assert rows_of(folder) == rows_of(straight)
+
+
+def test_resuming_where_nothing_is_begins(tmp_path):
+    heard = Heard()
+    folder = train(tiny(out=str(tmp_path / "new")), resume=True, progress=heard)
+    assert [row["step"] for row in rows_of(folder)] == [4, 8, 12]
+    assert not heard.messages
+
+
+def test_a_folder_with_a_run_is_not_overwritten(plain):
+    config, folder = plain
+    with pytest.raises(FileExistsError, match=r"holds a run already: continue it with --resume, or give another --out"):
+        train(config)
+    assert len(rows_of(folder)) == 3
+
+
+def test_a_run_is_not_resumed_with_other_settings(plain):
+    config, _ = plain
+    changed = replace(config, batch=8, sampler="uniform")
+    with pytest.raises(ValueError, match=r"sampler: adaptive:warmup=2,every=2 -> uniform.*batch: 16 -> 8.*--out"):
+        train(changed, resume=True)
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    config = tiny(out=str(tmp_path / "run"))
+    first = Run(config)
+    with pytest.raises(RuntimeError, match="in use by another process: wait for it, or give another --out"):
+        Run(config, resume=True)
+    first.close()
+    Run(config, resume=True).close()
+
+
+def test_a_start_that_fails_may_be_repeated(tmp_path):
+    """The first try names data that are not there: its folder must not stand in the way of the second."""
+    config = tiny(out=str(tmp_path / "run"), data=DataConfig(source="array", path=str(tmp_path / "missing.npy")))
+    with pytest.raises(FileNotFoundError, match=r"missing\.npy"):
+        train(config)
+    np.save(tmp_path / "missing.npy", np.zeros((32, 1, 8, 8), np.uint8))
+    assert rows_of(train(config))[-1]["step"] == 12
+
+
+def test_unknown_trackers_are_refused_before_anything_is_made(tmp_path):
+    config = logged(tiny(out=str(tmp_path / "run")), trackers=["tensorbored"])
+    with pytest.raises(ValueError, match="tensorbored"):
+        train(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path):
+    config = logged(tiny(out=str(tmp_path / "run")), trackers=["aim"])
+    with pytest.raises(ValueError, match=r"tracker 'aim' is not installed or not known: pip install it, or .*metrics\.jsonl"):
+        train(config)
+
+
+def test_training_that_diverges_keeps_the_last_good_checkpoint(tmp_path):
+    config = tiny(out=str(tmp_path / "run"), model=own("Poisoned"), steps=40, max_bad_steps=4)
+    config = replace(config, checkpoint=replace(config.checkpoint, every=5))
+    run = Run(config)
+    with pytest.raises(Diverged, match="4 steps in a row"):
+        for step in run.advance():
+            run.trainer.model.high = 1000 if step >= 11 else 0
+    run.close()
+    assert checkpoint.newest_name(run.folder.checkpoints) == "step-00000010"
+    resumed = Run(config, resume=True)
+    assert resumed.trainer.step == 10
+    for _ in resumed.advance():
+        pass
+    assert resumed.trainer.step == 40
+    assert int(resumed.trainer.guard.skipped) == 0
+    resumed.close()
+
+
+def test_the_default_folder_tells_specs_apart():
+    specs = ["mode:scale=0.5", "mode:scale=-0.5", "adaptive", "adaptive+minsnr", "adaptive:target=(minsnr)", "uniform"]
+    names = {default_folder(tiny(sampler=spec)).name for spec in specs}
+    assert len(names) == len(specs)
+    assert all("/" not in name and " " not in name for name in names)
+
+
+# Data and models --------------------------------------------------------------------------------------------------------
+
+
+def pictures(folder):
+    for i in range(24):
+        values = np.random.default_rng(i).integers(0, 256, (8, 8), np.uint8)
+        (folder / str(i % 2)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values).save(folder / str(i % 2) / f"{i}.png")
+    return DataConfig(source="folder", path=str(folder), options={"size": 8}, flip=True)
+
+
+def array(folder):
+    folder.mkdir()
+    np.save(folder / "train.npy", Synthetic((1, 8, 8), count=24).read(np.arange(24))[0].numpy())
+    return DataConfig(source="array", path=str(folder))
+
+
+def latents(folder):
+    folder.mkdir()
+    values = np.random.default_rng(0).standard_normal((2, 24, 1, 8, 8)).astype(np.float16)
+    np.save(folder / "mean.npy", values[0])
+    np.save(folder / "std.npy", np.abs(values[1]))
+    index = {"version": 1, "autoencoder": "none", "shape": [1, 8, 8], "count": 24, "classes": 0}
+    (folder / "index.json").write_text(json.dumps(index | {"scale": 0.5, "shift": 0.0, "source": "made up"}))
+    return DataConfig(source="latents", path=str(folder))
+
+
+@pytest.mark.parametrize("make", [pictures, array, latents])
+def test_data_read_by_workers_train_as_data_read_here(make, tmp_path):
+    data = make(tmp_path / "data")
+    runs = []
+    for workers in (0, 2):
+        config = tiny(steps=6, out=str(tmp_path / str(workers)), data=replace(data, workers=workers, resident=False))
+        runs.append(final(train(logged(config, samples_every=6)), 6))
+        drawn = (tmp_path / str(workers) / "samples" / "step-00000006.png").exists()
+        assert drawn == (data.source != "latents")
+    assert differing(*runs) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (DataConfig(source="cifar10", path="no/where"), "no/where"),
+        (DataConfig(source="folder", path="no/where"), "no/where"),
+        (DataConfig(source="latents", path="no/where"), "no/where.*encode"),
+        (DataConfig(source="array"), "needs a path"),
+        (DataConfig(source="digit"), "did you mean 'digits'"),
+        (DataConfig(source="digits", shape=(3, 8, 8)), r"data.shape is \(3, 8, 8\), but the samples of digits are \(1, 8, 8\)"),
+        (DataConfig(source="digits", classes=11), "data.classes is 11, but digits has 10"),
+    ],
+)
+def test_data_that_are_not_as_described_are_a_clear_error(data, message, tmp_path):
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
+        train(tiny(out=str(tmp_path / "run"), data=data))
+
+
+def test_a_conditional_model_needs_labels(tmp_path):
+    np.save(tmp_path / "data.npy", np.zeros((8, 1, 8, 8), np.uint8))
+    data = DataConfig(source="array", path=str(tmp_path / "data.npy"))
+    with pytest.raises(ValueError, match=r"model.conditional=true, but the data \(.*\) have no labels"):
+        train(tiny(out=str(tmp_path / "run"), data=data, model=ModelConfig(name="dit", options=DIT, conditional=True)))
+
+
+def test_a_module_of_ones_own_trains(tmp_path):
+    config = tiny(out=str(tmp_path / "run"), model=own("Own", width=16), steps=60, optimizer=OptimizerConfig(lr=1e-2))
+    rows = rows_of(train(replace(config, log=replace(config.log, every=10))))
+    assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
+
+
+def test_a_dry_run_makes_no_folder_and_needs_no_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = dry_run(tiny(data=DataConfig(source="cifar10", path="no/where", shape=(3, 8, 8), classes=10)))
+    assert said["sample_shape"] == [3, 8, 8]
+    assert list(tmp_path.iterdir()) == []
