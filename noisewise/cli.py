@@ -78,7 +78,8 @@ def train(arguments: list[str]) -> int:
     if known.dry_run:
         from noisewise.training.run import dry_run
 
-        for name, value in dry_run(config).items():
+        said = dry_run(config)
+        for name, value in said.items() if os.environ.get("RANK", "0") == "0" else ():
             print(f"{name:18s} {f'{value:,}' if isinstance(value, int) else value}")
         return 0
     from noisewise.training.progress import suitable_progress

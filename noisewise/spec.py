@@ -192,12 +192,22 @@ def _value(key: str, text: str, kinds: tuple[Any, ...]) -> Any:
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    raise SpecError(f"{key}={text}: expected a number, true, false or none")
+    try:
+        number = _number(text)
+    except ValueError:
+        raise SpecError(f"{key}={text}: expected a number, true, false or none") from None
+    if int not in kinds or float in kinds:
+        return number
+    if number % 1 != 0:  # true of inf and nan as well
+        raise SpecError(f"{key}={text}: expected a whole number")
+    return int(number)  # 1e3 is one
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def _unbracketed(text: str) -> str:

@@ -7,10 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from noisewise.objective import Objective
-from noisewise.processes import DDPM
+from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow
 from noisewise.samplers import SAMPLERS, AdaptiveSampler, LogitNormal, Mix, Product, Sampler, SpeeD, Switch, Uniform
 from noisewise.samplers.learning import Learner
-from noisewise.spec import SpecError, Term, build, build_weighting, parse
+from noisewise.spec import SpecError, Term, build, build_process, build_weighting, parse, split_specs
 from noisewise.weighting import WEIGHTINGS, ChangeAware, Learned, MinSNR, NoWeight, Weighting
 
 DOCUMENTED = [
@@ -424,3 +424,111 @@ def written(term):
 @settings(max_examples=100, deadline=None)
 def test_parse_reads_what_was_written(terms):
     assert parse("+".join(map(written, terms))) == terms
+
+
+# Processes
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("linear", DDPM.linear(1000)),
+        ("linear:steps=4000", DDPM.linear(4000)),
+        ("linear:steps=1e2", DDPM.linear(100)),
+        ("cosine:steps=50,offset=0.01", DDPM.cosine(50, offset=0.01)),
+        ("quadratic:beta_start=0.00085,beta_end=0.012", DDPM.quadratic(1000, 0.00085, 0.012)),
+        ("vp:beta_max=10", VP(beta_max=10)),
+        ("ve:sigma_min=0.5,sigma_max=3", VE(0.5, 3)),
+        ("edm:mean=0,std=1", EDM(0, 1)),
+        ("flow:time_scale=1000", Flow(1000)),
+        (" flow : time_scale = 7 ", Flow(7)),
+    ],
+)
+def test_a_process_with_its_settings(spec, expected):
+    made, u = build_process(spec), torch.linspace(0.01, 0.99, 33)
+    assert type(made) is type(expected)
+    assert torch.equal(made.time(u), expected.time(u))
+    assert torch.equal(made.log_snr(u), expected.log_snr(u))
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_every_process_can_be_named(name):
+    assert bool(torch.isfinite(build_process(name).log_snr(torch.tensor([0.25, 0.5]))).all())
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("linaer", r"unknown process 'linaer': did you mean 'linear'\? Known: cosine, edm, flow, linear, quadratic, ve, vp"),
+        ("uniform", "unknown process 'uniform'"),
+        ("linear+cosine", "should name one process, as in linear:steps=1000"),
+        ("linear+minsnr", "should name one process"),
+        ("linear:stps=4", r"unknown setting of linear 'stps': did you mean 'steps'\? Known: beta_end, beta_start, steps"),
+        ("linear:cls=4", "unknown setting of linear 'cls'"),
+        ("edm:name=x", "unknown setting of edm 'name'"),
+        ("linear:steps=many", "steps=many: expected a number"),
+        ("linear:steps=10.5", r"steps=10\.5: expected a whole number"),
+        ("linear:steps=inf", "steps=inf: expected a whole number"),
+        ("linear:steps=nan", "steps=nan: expected a whole number"),
+        ("linear:steps=none", "linear: "),
+        ("", "a name is missing"),
+    ],
+)
+def test_a_process_that_cannot_be_understood_is_explained(spec, message):
+    with pytest.raises(SpecError, match=message):
+        build_process(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("linear:steps=0", "at least one timestep, got 0"),
+        ("flow:time_scale=0", "time_scale must be positive"),
+        ("edm:std=-1", "std > 0"),
+    ],
+)
+def test_an_impossible_process_is_explained_by_its_owner(spec, message):
+    with pytest.raises(ValueError, match=message):
+        build_process(spec)
+
+
+# Lists of specs
+
+
+@pytest.mark.parametrize(
+    ("text", "specs"),
+    [
+        ("uniform", ["uniform"]),
+        ("uniform,p2", ["uniform", "p2"]),
+        (" uniform , p2 ", ["uniform", "p2"]),
+        ("uniform,adaptive:floor=0.1,every=20,p2", ["uniform", "adaptive:floor=0.1,every=20", "p2"]),
+        ("speed:k=5,tau=3,speed:k=2", ["speed:k=5,tau=3", "speed:k=2"]),
+        ("mix:of=(speed:k=5,tau=3),floor=0.1,uniform", ["mix:of=(speed:k=5,tau=3),floor=0.1", "uniform"]),
+        ("mix:floor=0.1,of=(speed:k=5),minsnr+speed:k=5", ["mix:floor=0.1,of=(speed:k=5)", "minsnr+speed:k=5"]),
+        ("product:of=uniform,weight=p2+minsnr:gamma=3,speed", ["product:of=uniform,weight=p2+minsnr:gamma=3", "speed"]),
+    ],
+)
+def test_a_list_of_specs(text, specs):
+    assert split_specs(text) == specs
+
+
+@pytest.mark.parametrize("text", ["", " ", "uniform,", ",uniform", "uniform,,p2"])
+def test_an_empty_place_in_a_list_is_refused(text):
+    with pytest.raises(SpecError, match="has an empty place between its commas"):
+        split_specs(text)
+
+
+def test_brackets_in_a_list_must_match():
+    with pytest.raises(SpecError, match="brackets do not match"):
+        split_specs("mix:of=(speed,uniform")
+
+
+def test_the_documented_specs_survive_a_list():
+    assert split_specs(",".join(DOCUMENTED)) == DOCUMENTED
+
+
+@given(several=st.lists(st.lists(terms, min_size=1, max_size=3), min_size=1, max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_a_list_is_split_into_the_specs_it_was_made_of(several):
+    specs = ["+".join(map(written, one)) for one in several]
+    assert split_specs(",".join(specs)) == specs

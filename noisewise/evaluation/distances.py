@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from noisewise import distributed
 from noisewise.evaluation import digits_features
 from noisewise.evaluation.features import feature_batches
-from noisewise.evaluation.frechet import moments_distance, warn_if_few
+from noisewise.evaluation.frechet import moments_distance
 from noisewise.evaluation.kid import kid
 from noisewise.evaluation.moments import Moments
 from noisewise.evaluation.neighbours import density_coverage, precision_recall
@@ -122,6 +122,10 @@ def compare_images(
         progress: told how many images this process has done.
     """
     metrics = check_metrics(metrics)
+    if "sliced" in metrics and real_pixels is None:
+        raise ValueError("the sliced Wasserstein distance needs real_pixels")
+    if any(metric in NEED_REAL_FEATURES for metric in metrics) and real.features is None:
+        raise ValueError("the statistics of the real images were kept without features; make them with keep_features=True")
     keep = any(metric in NEED_FEATURES for metric in metrics)
     moments: Moments | None = None
     kept: list[Tensor] = []
@@ -142,17 +146,18 @@ def compare_images(
     total = (moments or Moments(dim)).synchronised()
     if total.count < 2:
         raise ValueError(f"a distance needs at least 2 images, got {total.count}")
-    warn_if_few(total.count, dim)
     found = distributed.gather_rows(torch.cat([*kept, torch.zeros(0, dim)])) if keep else None
     result: dict[str, Any] = {"images": total.count, "real_images": real.moments.count}
     if "fid" in metrics:
-        result[network.metric] = moments_distance(total, real.moments)
+        # statistics from the cache lie on the CPU, those of this device's features do not
+        real_moments = Moments(dim, total.mean.device)
+        real_moments.merge(real.moments)
+        result[network.metric] = moments_distance(total, real_moments)
     if found is not None:
         result |= feature_metrics(metrics, found, real, network.metric, seed)
-    if "sliced" in metrics:
-        if real_pixels is None:
-            raise ValueError("the sliced Wasserstein distance needs real_pixels")
-        mine = distributed.gather_rows(torch.cat(pixels))[:SLICED_IMAGES]
+    if real_pixels is not None and "sliced" in metrics:
+        none = real_pixels[:0].cpu()  # for a process without images, which must take part in the gathering all the same
+        mine = distributed.gather_rows(torch.cat(pixels) if pixels else none)[:SLICED_IMAGES]
         result["sliced_wasserstein"] = sliced_wasserstein(_flat(mine), _flat(real_pixels[:SLICED_IMAGES]), seed=seed)
     return result
 
@@ -161,8 +166,6 @@ def feature_metrics(metrics: tuple[str, ...], found: Tensor, real: Reference, na
     """Those that need the features themselves."""
     result: dict[str, Any] = {}
     mean, cov = real.moments.mean, real.moments.cov
-    if any(metric in NEED_REAL_FEATURES for metric in metrics) and real.features is None:
-        raise ValueError("the statistics of the real images were kept without features; make them with keep_features=True")
     if "kid" in metrics and real.features is not None:
         size = min(1000, len(found), len(real.features))
         result["kid"] = asdict(kid(found, real.features, size=size, seed=seed))

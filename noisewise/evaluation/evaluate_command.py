@@ -13,7 +13,7 @@ from torch import Tensor
 from noisewise import distributed
 from noisewise.evaluation import distances
 from noisewise.evaluation.common import bar, place, prepare_processes
-from noisewise.evaluation.generate_command import make_set, model_options
+from noisewise.evaluation.generate_command import describe_set, make_set, model_options
 from noisewise.evaluation.heldout import held_out_losses
 from noisewise.evaluation.likelihood import variational_bound
 from noisewise.evaluation.preprocess import PREPROCESSING
@@ -61,8 +61,13 @@ def main(arguments: list[str]) -> int:
     """The command line."""
     args = parser().parse_args(arguments)
     device = prepare_processes(place(args.device))
-    metrics = () if args.metrics == "none" else distances.check_metrics(args.metrics.split(","))
+    metrics = chosen_metrics(args.metrics)
+    args.target = args.target.absolute()
     is_run = (args.target / "config.yaml").is_file() or bool(NAME.fullmatch(args.target.name))
+    if metrics and args.count < 2:
+        raise ValueError(f"--count must be >= 2 for a distance, got {args.count}")
+    if not is_run and (not metrics or args.vlb):
+        raise ValueError(f"{args.target} is no run with a model: only the distances of its images (--metrics) can be measured")
     trained = load_trained(args.target, step=args.step, weights=args.model_weights, device=device) if is_run else None
     result: dict[str, Any] = {"kind": "evaluation", "target": args.target.name}
     if trained is not None:
@@ -79,6 +84,11 @@ def main(arguments: list[str]) -> int:
             args.json.write_text(json.dumps(result, indent=1) + "\n")
         show(result)
     return 0
+
+
+def chosen_metrics(names: str) -> tuple[str, ...]:
+    """What --metrics asks for."""
+    return () if names == "none" else distances.check_metrics(name.strip() for name in names.split(","))
 
 
 def real_source(args: argparse.Namespace, trained: Trained | None, split: str) -> Source:
@@ -108,14 +118,16 @@ def image_distances(
     about: dict[str, Any] = {"data": real.name, "split": args.split, "data_fingerprint": real.fingerprint()}
     batches: Iterable[Tensor]
     if trained is not None:
-        folder = trained.folder / "generated" / f"step-{trained.step:08d}-seed-{args.seed}-evaluation"
-        images = make_set(args, trained, folder, args.count, "npy", device)
+        images = describe_set(args, trained, trained.folder / "generated", args.count, "npy")
+        images.folder /= f"step-{trained.step:08d}-seed-{args.seed}-{images.key}"  # a folder for each way to generate
+        make_set(args, trained, images, device)
         batches = (images.read(chunk) for chunk in images.chunks()[distributed.rank() :: world])
         about["generation"], count = images.record, args.count
     else:
-        source = open_target(args.target, args.skip_corrupt)
-        if real.shape[0] != source.shape[0] and network.metric != "fid":
-            raise ValueError(f"the images are {source.shape} and the real ones {real.shape}")
+        channels = 3 if network.metric == "fid" else real.shape[0]
+        source = open_target(args.target, args.skip_corrupt, channels)
+        if network.metric != "fid" and source.shape != real.shape:
+            raise ValueError(f"the images are {source.shape} and the real ones {real.shape}: they must be of one shape")
         batches, count = distances.source_images(source, args.feature_batch), len(source)
         about["files"] = {"name": source.name, "count": count, "fingerprint": source.fingerprint()}
     pixels = None
@@ -136,20 +148,27 @@ def image_distances(
     return {**found, "network": network.id, "preprocessing": network.preprocessing, **about}
 
 
-def open_target(path: Path, skip_corrupt: bool) -> Source:
+def open_target(path: Path, skip_corrupt: bool, channels: int = 3) -> Source:
     """A folder of images or a file of arrays, as a source."""
     if path.is_dir():
-        return open_data("folder", str(path), options={"skip_corrupt": skip_corrupt})
+        return open_data("folder", str(path), options={"skip_corrupt": skip_corrupt, "channels": channels})
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: give a run, a folder of images, or an .npy/.npz file")
-    return open_data("array", str(path))
+    source = open_data("array", str(path))
+    if not source.image:
+        raise ValueError(f"{path} does not hold 8-bit images of 1 or 3 channels: save them as uint8 from 0 to 255")
+    return source
 
 
 def predictions(args: argparse.Namespace, trained: Trained, device: torch.device) -> dict[str, Any]:
     """What the model itself is worth, on held-out data: loss by noise level and, if asked, bits per dimension."""
+    if args.vlb and trained.classes:
+        raise ValueError("bits per dimension are for models without classes")
     try:
         source = open_source(trained.config, "test")
     except (FileNotFoundError, ValueError) as error:
+        if args.vlb:
+            raise
         if distributed.rank() == 0:
             print(f"no held-out loss: {error}")
         return {}
@@ -176,8 +195,6 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
         if trained.objective.process.steps:
             result["heldout"]["vlb_weighted"] = losses.weighted(VLB(), trained.objective)
     if args.vlb:
-        if trained.classes:
-            raise ValueError("bits per dimension are for models without classes")
         with bar("bits per dimension", min(args.vlb, len(source)) * (trained.objective.process.steps or 1000)) as advance:
             bound = variational_bound(
                 trained.denoiser(),

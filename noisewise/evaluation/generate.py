@@ -65,4 +65,6 @@ def generate_batches(
 
 def generate(model: Any, objective: Objective, shape: tuple[int, ...], count: int, **settings: Any) -> Tensor:
     """The first `count` images, in one tensor; settings as for `generate_batches`."""
+    if count < 1:
+        raise ValueError(f"count must be >= 1, got {count}")
     return torch.cat([samples for _, samples in generate_batches(model, objective, shape, range(count), **settings)])

@@ -15,6 +15,8 @@ from noisewise.evaluation.sets import ImageSet, fill, image_set
 from noisewise.evaluation.solvers import Solver, default_solver
 from noisewise.evaluation.trained import WEIGHTS, Trained, load_trained
 
+ENDINGS = {"npz": ".npz", "grid": ".png"}
+
 
 def model_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which model generates and how."""
@@ -46,12 +48,10 @@ def choose_solver(args: argparse.Namespace, trained: Trained) -> Solver:
     return solver if args.steps is None else replace(solver, steps=args.steps)
 
 
-def make_set(
-    args: argparse.Namespace, trained: Trained, folder: Path, count: int, format: str, device: torch.device
-) -> ImageSet:
-    """The set of images that the options describe, made."""
+def describe_set(args: argparse.Namespace, trained: Trained, folder: Path, count: int, format: str) -> ImageSet:
+    """The set of images that the options describe."""
     interval = (args.interval[0], args.interval[1])
-    images = image_set(
+    return image_set(
         trained,
         folder,
         count,
@@ -62,14 +62,19 @@ def make_set(
         interval=interval,
         chunk=args.batch,
         format=format,
+        precision=args.precision,
+        autoencoder=args.autoencoder,
     )
+
+
+def make_set(args: argparse.Namespace, trained: Trained, images: ImageSet, device: torch.device) -> None:
+    """Make what is missing of it."""
     decoder = None
     if trained.latents is not None:
         decoder = make_decoder(trained.latents, device, args.autoencoder, args.subfolder)
-    share = count // distributed.world_size()
+    share = sum(map(len, images.chunks()[distributed.rank() :: distributed.world_size()]))
     with bar("generating", share) as advance:
-        fill(images, trained, device=device, decoder=decoder, precision=PRECISIONS[args.precision], progress=advance)
-    return images
+        fill(images, trained, device=device, decoder=decoder, batch=args.batch, progress=advance)
 
 
 def main(arguments: list[str]) -> int:
@@ -92,10 +97,16 @@ def main(arguments: list[str]) -> int:
         raise ValueError(f"--count must be >= 1, got {args.count}")
     device = prepare_processes(place(args.device))
     trained = load_trained(args.run, step=args.step, weights=args.model_weights, device=device)
-    out = args.out or trained.folder / "generated" / f"step-{trained.step:08d}-seed-{args.seed}"
-    format = args.format or {".npz": "npz", ".png": "grid"}.get(out.suffix, "png")
+    ending = ENDINGS.get(args.format, "")
+    out = args.out or trained.folder / "generated" / f"step-{trained.step:08d}-seed-{args.seed}{ending}"
+    format = args.format or {ending: name for name, ending in ENDINGS.items()}.get(out.suffix, "png")
+    if format in ENDINGS and out.suffix != ENDINGS[format]:
+        raise ValueError(
+            f"--format {format} writes a {ENDINGS[format]} file: give --out a name that ends in it, not {out.name}"
+        )
     folder = out if format == "png" else out.with_name(out.name + ".parts")
-    images = make_set(args, trained, folder, args.count, "png" if format == "png" else "npy", device)
+    images = describe_set(args, trained, folder, args.count, "png" if format == "png" else "npy")
+    make_set(args, trained, images, device)
     if distributed.rank() == 0:
         if format != "png":
             everything = torch.cat(list(images.batches()))

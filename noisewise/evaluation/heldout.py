@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from noisewise.evaluation.noise import normals
+from noisewise.feedback import preserved_random_state
 from noisewise.objective import Objective
+from noisewise.samplers.random import stream_key
 from noisewise.training.data import Source
 from noisewise.weighting import Weighting
 
@@ -66,15 +68,16 @@ def held_out_losses(
         seed: of the noise.
         progress: told how many losses were computed.
     """
-    if levels < 1:
-        raise ValueError(f"levels must be >= 1, got {levels}")
+    for name, value in (("levels", levels), ("batch", batch), ("images", 1 if images is None else images)):
+        if value < 1:
+            raise ValueError(f"{name} must be >= 1, got {value}")
     count = len(source) if images is None else min(images, len(source))
     u = (torch.arange(levels, dtype=torch.float64) + 0.5) / levels
     sums = torch.zeros(2, levels, dtype=torch.float64)
     for first in range(0, count, batch):
         rows = np.arange(first, min(first + batch, count))
         values, labels = source.read(rows)
-        x0 = source.decode(values.to(device))
+        x0 = decoded(source, values, rows.tolist(), seed ^ NOISE_SEED).to(device)
         told = (labels.to(device),) if classes and labels is not None else ()
         for level in range(levels):
             noise = normals(seed ^ NOISE_SEED, torch.from_numpy(rows), level, source.shape, device)
@@ -85,3 +88,13 @@ def held_out_losses(
     mean = sums[0] / count
     variance = (sums[1] / count - mean**2).clamp(min=0) * count / max(count - 1, 1)
     return HeldOut(u, mean, (variance / count).sqrt(), count)
+
+
+def decoded(source: Source, values: Tensor, rows: list[int], seed: int) -> Tensor:
+    """Samples, one by one on the CPU: what a source draws (from the posterior of a latent) depends on the row alone."""
+    samples = []
+    with preserved_random_state():
+        for row, value in zip(rows, values, strict=True):
+            torch.default_generator.manual_seed(stream_key(seed, row) >> 1)
+            samples.append(source.decode(value[None]))
+    return torch.cat(samples)

@@ -6,8 +6,8 @@ For levels from the least noise to the most, 0 < ... < n - 1, and data x0 (Ho et
     level t  KL(q(x_{t-1} | x_t, x0) || p(x_{t-1} | x_t)), t >= 1, a Gaussian whose mean comes from the model's estimate of x0
     level 0  -ln p(x0 | x_0): the same Gaussian's mass in the bin of each pixel (Ho et al. 2020, Eq. 13)
 
-The variance of p is beta-tilde ("fixed_small", for level 0 that of level 1) or beta ("fixed_large"), generalised to any levels
-and any process as in solvers/path.py. For a DDPM with all its timesteps as levels this is the VLB of the papers.
+The variance of p is beta-tilde ("fixed_small", for level 0 see `decoder_variance`) or beta ("fixed_large"), generalised to any
+levels and any process as in solvers/path.py. For a DDPM with all its timesteps as levels this is the VLB of the papers.
 """
 
 import math
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from noisewise.evaluation.noise import normals
 from noisewise.evaluation.solvers.path import DATA, Denoise, Level, added_variance, posterior_variance
-from noisewise.evaluation.spacing import default_spacing, grid
+from noisewise.evaluation.spacing import grid
 from noisewise.processes import Process
 from noisewise.training.data import Source
 
@@ -77,41 +77,55 @@ def variational_bound(
         raise ValueError(f"unknown variance {variance!r}: choose one of {', '.join(VARIANCES)}")
     if not source.image:
         raise ValueError(f"bits per dimension need 8-bit images, and {source.name} holds none")
+    levels = levels if levels is not None else process.steps or 1000
+    if levels < 2 or images < 1 or batch < 1:
+        raise ValueError(f"levels must be >= 2, images and batch >= 1, got levels={levels}, images={images}, batch={batch}")
     count = min(images, len(source))
-    u = grid(process, levels or process.steps or 1000, default_spacing(process)).flip(0)
+    # evenly in u, a continuous process leaps over most of the signal-to-noise ratio in its first few levels
+    u = grid(process, levels, "uniform" if process.steps else "karras").flip(0)
     ladder = [DATA, *map(Level, *(s.tolist() for s in process.scales(u)))]
     if ladder[1].sigma == 0:
         raise ValueError("the first level has no noise: use fewer levels")
     nats = torch.zeros(len(u), dtype=torch.float64)
     of_image = torch.zeros(count, dtype=torch.float64)
-    prior = torch.zeros((), dtype=torch.float64)
+    prior = 0.0
     for first in range(0, count, batch):
         rows = np.arange(first, min(first + batch, count))
         x0 = source.decode(source.read(rows)[0].to(device))
         here = prior_kl(x0, ladder[-1])
-        prior += here.sum()
+        prior += float(here.sum())
         for t in range(len(u)):
             now, then = ladder[t + 1], ladder[t]
             noise = normals(seed ^ NOISE_SEED, torch.from_numpy(rows), t, source.shape, device)
             x = now.alpha * x0 + now.sigma * noise
             guess = denoise(x, u[t])
             guess = guess if clip is None else guess.clamp(-clip, clip)
-            small = t == 0 and variance == "fixed_small" and len(u) > 1
-            spread = model_variance(ladder[2], ladder[1], variance) if small else model_variance(now, then, variance)
-            term = decoder_nats(x0, guess, spread) if t == 0 else step_kl(x0, guess, now, then, spread)
-            nats[t] += term.sum()
+            if t == 0:
+                term = decoder_nats(x0, guess, decoder_variance(ladder, variance, process.steps is not None))
+            else:
+                term = step_kl(x0, guess, now, then, model_variance(now, then, variance))
+            nats[t] += float(term.sum())
             here = here + term
             if progress is not None:
                 progress(len(rows))
         of_image[first : first + len(rows)] = here.cpu()
     bits = 1 / (math.log(2) * math.prod(source.shape))
     error = float(of_image.std()) / math.sqrt(count) if count > 1 else float("nan")
-    return Bound(u, nats / count * bits, float(prior) / count * bits, count, error * bits)
+    return Bound(u, nats / count * bits, prior / count * bits, count, error * bits)
 
 
 def model_variance(now: Level, then: Level, variance: str) -> float:
     """Of p(x_{t-1} | x_t)."""
     return posterior_variance(now, then) if variance == "fixed_small" else added_variance(now, then)[1]
+
+
+def decoder_variance(ladder: list[Level], variance: str, discrete: bool) -> float:
+    """Of p(x0 | x_0), where beta-tilde would be zero: a discrete process takes that of level 1, as the papers do.
+
+    In continuous time that would tend to zero with more levels, and the bound to infinity; there it is beta in any case.
+    """
+    data, first, second = ladder[:3]
+    return model_variance(second, first, variance) if discrete and variance == "fixed_small" else added_variance(first, data)[1]
 
 
 def step_kl(x0: Tensor, guess: Tensor, now: Level, then: Level, spread: float) -> Tensor:

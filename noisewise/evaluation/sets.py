@@ -5,6 +5,7 @@ FOLDER/00000123.png      an image a file ("png"), or
 FOLDER/chunk-00000.npy   an array of uint8 (n, channels, height, width) for every `chunk` images ("npy")
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from noisewise import distributed
+from noisewise.evaluation.common import PRECISIONS
 from noisewise.evaluation.decoding import Decoder
 from noisewise.evaluation.generate import generate_batches
 from noisewise.evaluation.preprocess import to_uint8
@@ -27,6 +29,7 @@ from noisewise.training.folder import replace_file
 
 FORMATS = ("png", "npy")
 RECORD = "generation.json"
+PNG_END = b"IEND\xaeB\x60\x82"
 
 
 class ImageSet:
@@ -36,29 +39,48 @@ class ImageSet:
         self.folder, self.record = folder, record
         self.count, self.chunk, self.format = int(record["count"]), int(record["chunk"]), str(record["format"])
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the images depend on: not how many there are, nor how they are cut into files."""
+        return {name: value for name, value in self.record.items() if name not in ("count", "chunk")}
+
+    @property
+    def key(self) -> str:
+        """Eight digits that differ between sets made in different ways."""
+        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:8]
+
     def begin(self) -> None:
-        """Make the folder, or check that what is in it was made in the same way; more images may be asked for than before."""
+        """Make the folder, or check that what is in it was made in the same way.
+
+        More or fewer images may be asked for than before, and the files stay cut as they are.
+        """
         path = self.folder / RECORD
         if path.exists():
             before = json.loads(path.read_text())
-            differing = [name for name, value in self.record.items() if name != "count" and before.get(name) != value]
+            differing = [name for name, value in self.settings.items() if before.get(name) != value]
             if differing:
                 raise ValueError(
                     f"{self.folder} holds images made with another {', '.join(differing)} "
                     f"({before.get(differing[0])!r}, not {self.record[differing[0]]!r}): give another --out, or remove it"
                 )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(self.record, indent=1))
+            self.record["chunk"] = self.chunk = int(before["chunk"])
+            kept = {**self.record, "count": max(self.count, int(before["count"]))}
+        elif any(self.folder.glob("*.png" if self.format == "png" else "chunk-*.npy")):
+            raise FileExistsError(f"{self.folder} holds images of unknown origin (no {RECORD}): give another --out")
+        else:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            kept = self.record
+        replace_file(path, json.dumps(kept, indent=1))
 
     def chunks(self) -> list[range]:
         """The images of each chunk, the last of which may be smaller."""
         return [range(first, min(first + self.chunk, self.count)) for first in range(0, self.count, self.chunk)]
 
     def remove(self) -> None:
-        """Delete the chunks and the folder, once they were put together elsewhere."""
-        for chunk in self.chunks():
-            self.chunk_file(chunk).unlink()
-        (self.folder / RECORD).unlink()
+        """Delete all chunks, what a kill has left and the folder, once they were put together elsewhere."""
+        for pattern in ("chunk-*.npy", ".chunk-*", f".{RECORD}-*", RECORD):
+            for path in self.folder.glob(pattern):
+                path.unlink()
         self.folder.rmdir()
 
     def image_file(self, number: int) -> Path:
@@ -68,11 +90,13 @@ class ImageSet:
         return self.folder / f"chunk-{chunk.start // self.chunk:05d}.npy"
 
     def has(self, chunk: range) -> bool:
-        """Whether all images of a chunk are there."""
+        """Whether all images of a chunk are there, and whole."""
         if self.format == "png":
-            return all(self.image_file(number).exists() for number in chunk)
-        path = self.chunk_file(chunk)
-        return path.exists() and len(np.load(path, mmap_mode="r", allow_pickle=False)) >= len(chunk)
+            return all(_is_whole_png(self.image_file(number)) for number in chunk)
+        try:
+            return len(np.load(self.chunk_file(chunk), mmap_mode="r", allow_pickle=False)) >= len(chunk)
+        except (OSError, ValueError, EOFError):  # not there, or cut off
+            return False
 
     def write(self, chunk: range, images: Tensor) -> None:
         """Keep the images of a chunk, uint8; each file appears whole or not at all."""
@@ -95,6 +119,16 @@ class ImageSet:
             return torch.from_numpy(np.load(self.chunk_file(chunk), allow_pickle=False)[: len(chunk)])
         pictures = [np.atleast_3d(np.asarray(Image.open(self.image_file(number)))) for number in chunk]
         return torch.from_numpy(np.stack(pictures).transpose(0, 3, 1, 2).copy())
+
+
+def _is_whole_png(path: Path) -> bool:
+    """Whether a file is there and ends as PNG files do."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-len(PNG_END), os.SEEK_END)
+            return file.read() == PNG_END
+    except OSError:
+        return False
 
 
 def _atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -120,26 +154,40 @@ def image_set(
     interval: tuple[float, float] = (0.0, 1.0),
     chunk: int = 500,
     format: str = "npy",
+    precision: str = "fp32",
+    autoencoder: str | None = None,
 ) -> ImageSet:
-    """A set of images of a trained model, to be made by `fill`."""
+    """A set of images of a trained model, to be made by `fill`; `autoencoder` names that of the decoder, if not the usual."""
     if count < 1 or chunk < 1:
         raise ValueError(f"count and chunk must be >= 1, got {count} and {chunk}")
     if format not in FORMATS:
         raise ValueError(f"unknown format {format!r}: choose one of {', '.join(FORMATS)}")
     if not trained.image and trained.latents is None:
         raise ValueError("this model does not make images; use noisewise.evaluation.generate from Python to get its samples")
+    if precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}: choose one of {', '.join(PRECISIONS)}")
+    if label is not None and not 0 <= label < trained.classes:
+        raise ValueError(f"label {label} is not one of the model's {trained.classes} classes (from 0)")
+    if guidance != 1 and not trained.classes:
+        raise ValueError("guidance needs a model that was trained with classes (model.conditional); leave it at 1")
+    if not 0 <= interval[0] <= interval[1] <= 1:
+        raise ValueError(f"interval must be two values of u with 0 <= low <= high <= 1, got {interval}")
+    solver = solver or default_solver(trained.objective.process)
+    solver.grid(trained.objective.process)  # raises if it asks for more than the process has
     record = {
         "count": count,
         "step": trained.step,
         "weights": trained.weights,
         "sha256": trained.digest,
-        "solver": (solver or default_solver(trained.objective.process)).spec,
+        "solver": solver.spec,
         "seed": seed,
         "label": label,
         "guidance": guidance,
         "interval": list(interval),
         "chunk": chunk,
         "format": format,
+        "precision": precision,
+        "autoencoder": autoencoder,
     }
     return ImageSet(folder, record)
 
@@ -150,7 +198,7 @@ def fill(
     *,
     device: torch.device | str = "cpu",
     decoder: Decoder | None = None,
-    precision: torch.dtype | None = None,
+    batch: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> None:
     """Make what is missing of a set; with several processes each makes every n-th chunk.
@@ -160,7 +208,7 @@ def fill(
         trained: the model it is a set of.
         device: where the model is.
         decoder: turns latents into images, for models of latents.
-        precision: autocast to it, such as torch.bfloat16; float32 otherwise.
+        batch: images at a time; a whole chunk by default.
         progress: told how many images are done or were there already, over this process's chunks.
     """
     record = images.record
@@ -168,6 +216,8 @@ def fill(
     if distributed.rank() == 0:
         images.begin()
     distributed.barrier()
+    images.chunk = int(json.loads((images.folder / RECORD).read_text())["chunk"])
+    precision = PRECISIONS[record["precision"]]
     kind = torch.device(device).type
     for chunk in images.chunks()[distributed.rank() :: distributed.world_size()]:
         if not images.has(chunk):
@@ -183,7 +233,7 @@ def fill(
                     label=record["label"],
                     guidance=record["guidance"],
                     interval=tuple(record["interval"]),
-                    batch=len(chunk),
+                    batch=batch or len(chunk),
                     device=device,
                     clip=trained.clip,
                 )

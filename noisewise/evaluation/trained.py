@@ -64,11 +64,16 @@ def load_trained(
         device: where to put it.
         tell: told of checkpoints that cannot be used.
     """
-    path = Path(path)
+    path = Path(path).absolute()
     if weights not in WEIGHTS:
         raise ValueError(f"unknown weights {weights!r}: choose one of {', '.join(WEIGHTS)}")
     if checkpoint.NAME.fullmatch(path.name):
-        path, step = path.parent.parent, int(path.name.removeprefix("step-"))
+        named = int(path.name.removeprefix("step-"))
+        if step not in (None, named):
+            raise ValueError(
+                f"step {step} was asked for, but {path.name} is the checkpoint given: give the run's folder instead"
+            )
+        path, step = path.parent.parent, named
     if not (path / "config.yaml").is_file():
         raise FileNotFoundError(f"{path} is no run: it has no config.yaml; give the folder that noisewise train wrote")
     config = load_config(path / "config.yaml")

@@ -18,9 +18,11 @@ from noisewise.study.live import Board
 from noisewise.study.measure import Measured, measure
 from noisewise.study.report import write_report
 from noisewise.study.table import print_table
+from noisewise.training.checkpoint import steps_in
 from noisewise.training.config import Config
 from noisewise.training.folder import environment
 from noisewise.training.options import config_parser, plain, to_config, with_files
+from noisewise.training.parts import open_source
 from noisewise.training.run import Run, default_folder
 
 SLICES = 20  # turns that each run gets
@@ -57,11 +59,11 @@ def main(arguments: list[str]) -> int:
 
 def with_budget(config: Config, budget: str) -> Config:
     """The configuration with "30s" or "1000it" as its end."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|it)", budget)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?=s)|\d+(?=it))(s|it)", budget)
     if not match or not float(match[1]) > 0:
         raise ValueError(f"--budget {budget!r}: give seconds as in 30s, or steps as in 1000it")
     if match[2] == "it":
-        return replace(config, steps=int(float(match[1])), seconds=None)
+        return replace(config, steps=int(match[1]), seconds=None)
     return replace(config, steps=10**9, seconds=float(match[1]))
 
 
@@ -81,6 +83,11 @@ def combinations(config: Config, samplers: list[str], seeds: int, out: Path) -> 
 
 def compare(configs: list[Config], *, images: int) -> list[Measured]:
     """Train all runs in turns, then measure each."""
+    open_source(configs[0], "test")  # needed in the end: better missed now
+    for config in configs:
+        made = max(steps_in(Path(config.out or "") / "checkpoints"), default=0)
+        if made > config.steps:
+            raise ValueError(f"{config.out} has made {made} steps, more than --budget: give another --out")
     board = Board(configs)
     runs = [Run(config, resume=True, progress=board.progress(i)) for i, config in enumerate(configs)]
     try:
@@ -103,9 +110,13 @@ def take_turns(runs: list[Run]) -> None:
     for turn in range(1, SLICES + 1):
         for i, run in enumerate(runs):
             walk, there = walks[i], reached(run, turn / SLICES)
+            if there():
+                continue
             while walk is not None and not there():
                 if next(walk, None) is None:
                     walk = walks[i] = None
+            if walk is not None:
+                run.trainer.settle()
     for walk in walks:
         for _ in walk or ():
             pass

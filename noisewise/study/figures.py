@@ -20,7 +20,7 @@ def draw_comparison(results: list[Measured], folders: list[Path], path: Path) ->
     of_sampler = {result.sampler: folder for result, folder in reversed(list(zip(results, folders, strict=True)))}
     figure = Figure(figsize=(3.1 * (len(grouped) + 1), 6.2), layout="constrained")
     axes = figure.subplots(2, len(grouped) + 1, squeeze=False)
-    pictures = results[0].samples.ndim == 4
+    pictures = results[0].samples.ndim == 4 and results[0].samples.shape[1] in (1, 3)  # not latents
     for column, (sampler, runs) in enumerate(grouped.items()):
         top, bottom = axes[0, column], axes[1, column]
         if pictures:

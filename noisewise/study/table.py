@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterable
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -81,10 +82,15 @@ def print_table(results: list[Measured]) -> None:
     means = {name: statistics.mean(map(judged, runs)) for name, runs in by_sampler(results).items()}
     best = min(means, key=lambda name: means[name])
     table = Table()
+    widest = min(12, max(map(len, means)))  # names go on in the next line; numbers give way at their spaces
     for i, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if i in (0, len(headings) - 1) else "right", no_wrap=i > 0)
+        justify: Literal["left", "right"] = "left" if i in (0, len(headings) - 1) else "right"
+        last = i == len(headings) - 1
+        table.add_column(heading, justify=justify, min_width=widest if i == 0 else None, overflow="fold", no_wrap=last)
     for row in rows:
         table.add_row(*row, style="bold" if row[0] == best else None)
     console = Console()
+    if not console.is_terminal:
+        console.width = 160  # a file is as wide as it needs
     console.print(table)
     console.print(explanation(results), highlight=False)

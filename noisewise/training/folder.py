@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,6 +65,7 @@ class RunFolder:
     def _take_lock(self) -> None:
         """Two processes in one folder would destroy each other's checkpoints."""
         self._lock = (self.path / ".lock").open("w")
+        _OPEN.add(self)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -93,6 +95,18 @@ class RunFolder:
     def _append(path: Path, row: dict[str, Any]) -> None:
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+_OPEN: weakref.WeakSet[RunFolder] = weakref.WeakSet()
+
+
+def _end_in_child() -> None:
+    """A forked reading process may outlive a killed run for a while, and must not hold its lock for so long."""
+    for folder in list(_OPEN):
+        folder.end()
+
+
+os.register_at_fork(after_in_child=_end_in_child)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

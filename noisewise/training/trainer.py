@@ -38,6 +38,10 @@ from noisewise.training.state import (
 )
 
 LEVELS = 10  # noise levels in a row of metrics
+WHAT_NOW = (
+    "The checkpoints are as they were, but a resumed run keeps its settings and would meet the same batches: "
+    "start another (--out) with a lower learning rate, or go on with --resume and a larger --max_bad_steps"
+)
 
 
 class Trainer:
@@ -99,10 +103,12 @@ class Trainer:
         self._mark = (self.step, self.seconds)
         while not self.finished():
             logging = (self.step + 1) % self.config.log.every == 0 or self.step + 1 == self.config.steps
-            self.timed_step(wait=logging)
+            others = (self.config.checkpoint.every, self.config.log.samples_every)
+            pausing = logging or any(every and (self.step + 1) % every == 0 for every in others)
+            self.timed_step(wait=pausing)  # or what the device still has to do would end off the clock
             row = self._metrics() if logging else None
             if logging or self.device.type == "cpu":
-                self.guard.check(self.config.max_bad_steps, "Lower the learning rate, and go on with --resume")
+                self.guard.check(self.config.max_bad_steps, WHAT_NOW)
             yield row
         if self.step != self._mark[0]:  # the seconds ran out between two log points
             yield self._metrics()
@@ -121,6 +127,12 @@ class Trainer:
         self.training_step()
         if wait:
             self._wait()
+        self.seconds += time.perf_counter() - start
+
+    def settle(self) -> None:
+        """Wait, on the clock, for what the device still has to do: before another run uses it."""
+        start = time.perf_counter()
+        self._wait()
         self.seconds += time.perf_counter() - start
 
     def training_step(self) -> None:

@@ -1,5 +1,6 @@
 """The variational bound against torch.distributions, against the papers' formulas, and against a likelihood known exactly."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from noisewise.evaluation.likelihood import decoder_nats, model_variance, prior_kl, step_kl, variational_bound
-from noisewise.evaluation.solvers.path import DATA, Level
+from noisewise.evaluation.solvers.path import Level
 from noisewise.evaluation.spacing import default_spacing, grid
 from noisewise.processes import DDPM, EDM, VE, VP, Flow
 from noisewise.training.data import Synthetic
@@ -45,7 +46,7 @@ def test_with_the_small_variance_a_step_is_half_the_fall_in_signal_to_noise_time
     u = grid(process, 12, default_spacing(process)).flip(0)
     levels = [Level(*pair) for pair in zip(*(s.tolist() for s in process.scales(u)), strict=True)]
     errors = (X0 - GUESS).double().square().flatten(1).sum(1)
-    for then, now in zip(levels, levels[1:], strict=False):
+    for then, now in itertools.pairwise(levels):
         fall = (then.alpha / then.sigma) ** 2 - (now.alpha / now.sigma) ** 2
         found = step_kl(X0, GUESS, now, then, model_variance(now, then, "fixed_small"))
         torch.testing.assert_close(found, 0.5 * fall * errors, rtol=1e-6, atol=0)
@@ -103,29 +104,34 @@ class Normals:
         return float(decoder_nats(pixels, torch.zeros_like(pixels), SPREAD**2).mean()) / 16 / math.log(2)
 
 
-@pytest.mark.parametrize("name", ["ddpm", "vp", "edm", "flow"])
-def test_the_bound_of_the_best_model_comes_down_to_the_likelihood_as_levels_grow(name):
+# The bound stays above the likelihood by what noise finer than the pixels' own grid costs: 0.0039 is half a pixel's bin, the
+# first sigma / alpha is 0.01 for DDPM and VE, 0.002 for the others.
+@pytest.mark.parametrize("variance", ["fixed_small", "fixed_large"])
+@pytest.mark.parametrize(("name", "excess"), [("ddpm", 0.05), ("ve", 0.1), ("vp", 0.4), ("edm", 0.4), ("flow", 0.4)])
+def test_the_bound_of_the_best_model_comes_down_to_the_likelihood_as_levels_grow(name, excess, variance):
     process = DDPM.linear(1000) if name == "ddpm" else PROCESSES[name]
+    settings = {"images": 64, "clip": None, "variance": variance}
     totals = [
-        variational_bound(Normals.denoise(process), process, Normals.source, images=64, levels=levels, clip=None).total
-        for levels in (20, 100, 500)
+        variational_bound(Normals.denoise(process), process, Normals.source, levels=levels, **settings).total
+        for levels in (20, 100, 1000)
     ]
     truth = Normals.bits()
     assert truth == pytest.approx(0.5 * math.log2(2 * math.pi * math.e * SPREAD**2) + math.log2(127.5), abs=0.1)
-    assert totals[0] > totals[1] > totals[2] > truth - 0.02  # the pictures are few and so is the noise
-    assert totals[2] < truth + 0.1
+    assert totals[0] > totals[1] > totals[2] > truth
+    if (name, variance) != ("ddpm", "fixed_small"):  # its first step is coarse however many there are
+        assert totals[2] < truth + excess
 
 
-def test_the_terms_between_the_ends_come_down_to_the_information_gained():
+@pytest.mark.parametrize("name", ["vp", "ve", "edm", "flow"])
+def test_the_terms_between_the_ends_come_down_to_the_information_gained(name):
     """The sum of 0.5 (fall in SNR) MMSE tends to 0.5 ln((1 + SNR_first s^2) / (1 + SNR_last s^2)) from above."""
-    process, gaps = VP(), []
-    first, last = (float(process.log_snr(torch.tensor(u, dtype=torch.float64)).exp()) for u in (0.0, 1.0))
-    limit = 0.5 * math.log2((1 + first * SPREAD**2) / (1 + last * SPREAD**2))
+    process, gaps = PROCESSES[name], []
     for levels in (50, 200, 800):
         bound = variational_bound(Normals.denoise(process), process, Normals.source, images=64, levels=levels, clip=None)
-        gaps.append(float(bound.terms[1:].sum()) - limit)
-    assert gaps[0] > gaps[1] > gaps[2] > -0.02
-    assert gaps[2] < 0.1
+        first, last = (1 + float(process.log_snr(bound.u[end]).exp()) * SPREAD**2 for end in (0, -1))
+        gaps.append(float(bound.terms[1:].sum()) - 0.5 * math.log2(first / last))
+    assert gaps[0] > 2 * gaps[1] > 4 * gaps[2] > -0.1
+    assert abs(gaps[2]) < 0.2
 
 
 def shrink(x, u):
@@ -137,7 +143,9 @@ def shrink(x, u):
 def test_every_process_has_a_bound_with_a_term_for_each_level(name, variance):
     bound = variational_bound(shrink, PROCESSES[name], Synthetic((3, 4, 4)), images=6, levels=15, variance=variance)
     assert bound.terms.shape == bound.u.shape == (15,)
-    assert bool(torch.isfinite(bound.terms).all()) and bool((bound.terms > 0).all()) and bound.prior >= 0
+    assert bool(torch.isfinite(bound.terms).all())
+    assert bool((bound.terms > 0).all())
+    assert bound.prior >= 0
     assert bound.total == pytest.approx(float(bound.terms.sum()) + bound.prior)
     assert bool((PROCESSES[name].log_snr(bound.u).diff() < 0).all())
     assert bound.total > 7  # no model does well on noise: 8 bits is what uniform pixels have
@@ -170,7 +178,8 @@ def test_the_batch_size_does_not_matter(name):
 
 def test_the_error_is_that_of_a_mean_over_images():
     totals = [
-        variational_bound(shrink, VP(), OneOf(Synthetic((1, 4, 4)), row), images=1, levels=10, seed=row).total for row in range(30)
+        variational_bound(shrink, VP(), OneOf(Synthetic((1, 4, 4)), row), images=1, levels=10, seed=row).total
+        for row in range(30)
     ]
     bound = variational_bound(shrink, VP(), Synthetic((1, 4, 4)), images=30, levels=10)
     assert bound.total == pytest.approx(float(np.mean(totals)), abs=3 * bound.error)
@@ -207,14 +216,9 @@ def test_bad_input_says_what_is_wrong():
         variational_bound(shrink, VP(), images, variance="learned")
     with pytest.raises(ValueError, match="8-bit images"):
         variational_bound(shrink, VP(), Synthetic((1, 4, 4), floats=True))
-    for settings, message in [
-        ({"images": 0}, "images must be >= 1"),
-        ({"batch": 0}, "batch must be >= 1"),
-        ({"levels": 1}, "levels must be >= 2"),
-        ({"levels": 0}, "levels must be >= 2"),
-    ]:
-        with pytest.raises(ValueError, match=message):
+    for settings in ({"images": 0}, {"images": -3}, {"batch": 0}, {"levels": 1}, {"levels": 0}):
+        ((name, value),) = settings.items()
+        with pytest.raises(ValueError, match=f"must be .*{name}={value}"):
             variational_bound(shrink, VP(), images, **settings)
     with pytest.raises(ValueError, match="only 20 timesteps"):
         variational_bound(shrink, PROCESSES["ddpm"], images, levels=21)
-    assert DATA.sigma == 0

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 
@@ -18,8 +19,17 @@ import sys
 from pathlib import Path
 from noisewise.training.folder import RunFolder
 from noisewise.training.options import load_preset
-RunFolder(Path(sys.argv[1])).begin(load_preset("digits"), resume=True)
+folder = RunFolder(Path(sys.argv[1]))
+folder.begin(load_preset("digits"), resume=True)
 print("held", flush=True)
+sys.stdin.readline()
+"""
+
+FORK = """
+import os, signal
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    signal.pause()
 sys.stdin.readline()
 """
 
@@ -85,11 +95,13 @@ def test_other_pinned_settings_are_refused_with_their_names(folder):
     folder.begin(load_preset("digits"), resume=True)  # the failure has not locked it
 
 
-@pytest.mark.parametrize("text", ["", "steps: [", "foreign: 1"])
-def test_settings_that_cannot_be_read_are_an_error_that_says_so(text, folder):
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "Unexpected config"), ("steps: [", "parsing config"), ("foreign: 1", "'foreign'")]
+)
+def test_settings_that_cannot_be_read_are_an_error_that_says_so(text, message, folder):
     folder.path.mkdir(parents=True)
     folder.config_file.write_text(text)
-    with pytest.raises(ValueError, match="onfig|foreign"):
+    with pytest.raises(ValueError, match=message):
         folder.begin(load_preset("digits"), resume=True)
 
 
@@ -107,6 +119,23 @@ def test_a_second_process_is_refused_until_the_first_ends(folder):
         other.kill()  # even so the lock is gone
         other.wait(timeout=60)
     folder.begin(load_preset("digits"), resume=True)
+
+
+def test_a_reading_process_that_outlives_a_killed_run_does_not_hold_its_folder(folder):
+    script = HOLD.removesuffix("sys.stdin.readline()\n") + FORK
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        worker = int(other.stdout.readline())
+        try:
+            with pytest.raises(RuntimeError, match="in use"):  # the fork has not unlocked it either
+                folder.begin(load_preset("digits"), resume=True)
+            other.kill()
+            other.wait(timeout=60)
+            folder.begin(load_preset("digits"), resume=True)
+        finally:
+            os.kill(worker, signal.SIGKILL)
 
 
 def test_two_runs_of_one_process_do_not_share_a_folder(folder):

@@ -1,0 +1,293 @@
+"""The pages on the command line agree with it: their commands and programs run, their tables are those of the code.
+
+Commands are shown as one would type them, and run here with far fewer steps and images (`SHORTER`). Blocks that need a GPU, the
+network or data say so in a first line `# needs: ...`; of those only the options are checked.
+"""
+
+import inspect
+import io
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from accelerate.state import AcceleratorState, PartialState
+
+from noisewise.cli import COMMAND, main
+from noisewise.evaluation.distances import METRICS
+from noisewise.evaluation.solvers import SOLVERS, default_solver
+from noisewise.evaluation.spacing import SPACINGS
+from noisewise.processes import PROCESSES
+from noisewise.spec import build_process
+from noisewise.training.config import Config
+from noisewise.training.data import SOURCES
+from noisewise.training.models import MODELS, build_model
+from noisewise.training.options import PRESETS, load_preset, plain, preset_names
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = ["training", "data", "models", "checkpoints", "generating", "evaluating", "fid"]
+NOISEWISE = re.compile(r"(?:python -m )?noisewise ")
+TINY = ["--batch=8", "--device=cpu", "--precision=fp32", "--log.samples=4", "--log.sample_steps=3"]
+SHORTER = {
+    "train": [*TINY, "--log.trackers=[]"],
+    "compare": [*TINY, "--budget=2it", "--seeds=1", "--images=8", "--model.options.width=16"],
+    "generate": ["--count=8", "--steps=3", "--device=cpu"],
+    "evaluate": ["--count=64", "--steps=3", "--heldout=16", "--levels=4", "--device=cpu"],
+}
+
+
+@pytest.fixture(autouse=True)
+def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # python -m looks in the current folder
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield
+    AcceleratorState._reset_state()
+    PartialState._reset_state()
+
+
+def read(page: str) -> str:
+    return (DOCS / f"{page}.md").read_text()
+
+
+def blocks(page: str, languages: str) -> list[tuple[str, str]]:
+    return re.findall(rf"^```({languages})\n(.*?)^```", read(page), re.DOTALL | re.MULTILINE)
+
+
+def tables(page: str) -> list[list[list[str]]]:
+    """Every table as rows of cells without backticks, the headings first and the line below them left out."""
+    found = [group.splitlines() for group in re.findall(r"(?:^\|.*\n)+", read(page), re.MULTILINE)]
+    return [[[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in [t[0], *t[2:]]] for t in found]
+
+
+def table(page: str, *headings: str) -> dict[str, list[str]]:
+    """First cell -> the others, of all tables that begin with these headings."""
+    rows = [row for one in tables(page) if tuple(one[0][: len(headings)]) == headings for row in one[1:]]
+    assert rows, f"{page}.md has no table {headings}"
+    assert len({row[0] for row in rows}) == len(rows), "a name stands twice"
+    return {row[0]: row[1:] for row in rows}
+
+
+# Commands and programs
+
+
+def shortened(words: list[str]) -> list[str]:
+    """The command with less to do."""
+    more = list(SHORTER.get(words[0], []))
+    if words[0] == "train":
+        more.append("--steps=6" if "--resume" in words else "--steps=4")
+        if "digits" in words and "--model.name" not in words:
+            more.append("--model.options.width=16")
+    return words + more
+
+
+def run(command: str) -> str:
+    """What a command prints; it must succeed."""
+    words, target = shlex.split(NOISEWISE.sub("", command, count=1)), None
+    if words[-2] == ">":
+        words, target = words[:-2], Path(words[-1])
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        try:
+            status = main(shortened(words))
+        except SystemExit as end:  # after --print-config
+            status = end.code
+    assert status in (0, None), command
+    if target is not None:
+        target.write_text(printed.getvalue())
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_programs_run_in_their_order(page: str) -> None:
+    names: dict[str, Any] = {"__name__": "docs"}
+    for language, text in blocks(page, "sh|python"):
+        if language == "python":
+            exec(compile(text, page, "exec"), names)
+        elif not text.startswith("# needs: "):
+            assert text.strip(), "an empty block"
+            for line in text.splitlines():
+                assert NOISEWISE.match(line), f"not a command of ours, and it does not say what it needs: {line}"
+                printed = run(line)
+                assert "--print-config" in line or printed, line
+
+
+def test_enough_of_the_commands_run() -> None:
+    """That a page marks all its commands as in need of something would go unnoticed above."""
+    run_here = [text.splitlines() for page in PAGES for _, text in blocks(page, "sh") if not text.startswith("# needs: ")]
+    assert {NOISEWISE.sub("", line).split()[0] for lines in run_here for line in lines} == set(COMMAND) - {"encode"}
+    assert sum(map(len, run_here)) >= 20
+
+
+@cache
+def help_of(command: str) -> str:
+    printed = io.StringIO()
+    with redirect_stdout(printed), pytest.raises(SystemExit):
+        main([command, "--help"])
+    return printed.getvalue()
+
+
+def flags_of(command: str) -> set[str]:
+    return set(re.findall(r"--[a-z][\w.-]*[a-z]", help_of(command)))
+
+
+def check_flags(text: str) -> int:
+    """How many commands of ours there are in a text; each flag of each must exist."""
+    commands = re.findall(r"(?:^|-m |: )noisewise (\w+) (.*)", text.replace("\\\n", " "), re.MULTILINE)
+    for command, rest in commands:
+        known = flags_of(command) | (flags_of("train") if command == "compare" else set())
+        for flag in re.findall(r"(?<=\s)--[\w.-]+", " " + rest):
+            assert re.sub(r"(options)\..*", r"\1", flag) in known, f"{command} has no {flag}"  # as in --model.options.depth
+    return len(commands)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "fid"])
+def test_every_flag_in_a_command_exists(page: str) -> None:
+    assert sum(check_flags(text) for _, text in blocks(page, "sh|text"))
+
+
+def test_every_flag_in_the_comments_of_presets_exists() -> None:
+    assert sum(check_flags((PRESETS / f"{name}.yaml").read_text()) for name in preset_names()) >= 2
+
+
+# Tables of settings
+
+
+def test_the_options_are_those_of_the_configuration_and_have_its_defaults() -> None:
+    values = plain(Config())
+    expected = {name: value for name, value in values.items() if not isinstance(value, dict)}
+    for group in (name for name, value in values.items() if isinstance(value, dict)):
+        expected |= {f"{group}.{name}": value for name, value in values[group].items()}
+    shown = {}
+    for page in ("training", "data", "models", "checkpoints"):
+        shown |= {name: yaml.safe_load(cells[0]) for name, cells in table(page, "option", "default", "meaning").items()}
+    assert shown == expected
+
+
+def settings_of(maker: Callable[..., Any], left_out: tuple[str, ...]) -> dict[str, Any]:
+    parameters = inspect.signature(maker).parameters.values()
+    values = {p.name: p.default for p in parameters if p.name not in left_out}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def shown_settings(page: str, name: str) -> dict[str, Any]:
+    return {key: yaml.safe_load(cells[0]) for key, cells in table(page, f"{name} option", "default", "meaning").items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_options_of_a_network_are_those_of_the_code(name: str) -> None:
+    assert shown_settings("models", name) == settings_of(MODELS[name], ("shape", "classes"))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_has_a_section_with_the_options_of_the_code(name: str) -> None:
+    text = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", read("data"), re.DOTALL | re.MULTILINE)
+    assert text, f"data.md has no section {name}"
+    assert "```sh" in text[1]
+    expected = settings_of(SOURCES[name], ("path", "split"))
+    if expected:
+        assert shown_settings("data", name) == expected
+    else:
+        assert re.search(r"[Nn]o (path, no )?options", text[1])
+
+
+def test_flags_of_generate_and_evaluate_are_all_explained() -> None:
+    generating, evaluating = set(table("generating", "flag")), set(table("evaluating", "flag"))
+    assert generating == flags_of("generate") - {"--help"}
+    assert evaluating == flags_of("evaluate") - flags_of("generate") | {"--count"}
+
+
+# Tables of names and numbers
+
+
+def parameters(name: str, options: dict[str, Any], shape: tuple[int, ...], classes: int) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in build_model(name, options, shape=shape, classes=classes).parameters())
+
+
+def test_the_presets_are_those_of_the_package_and_count_their_parameters() -> None:
+    shown = table("training", "preset", "parameters")
+    assert sorted(shown) == preset_names()
+    for preset, (count, *_, data) in shown.items():
+        config = load_preset(preset)
+        classes = config.data.classes or 0
+        assert config.data.shape is not None
+        found = parameters(
+            config.model.name, config.model.options, config.data.shape, classes if config.model.conditional else 0
+        )
+        assert f"{found:,}" == count, preset
+        assert (config.data.path or "none") in data, preset
+
+
+def test_the_sizes_of_networks_are_counted() -> None:
+    rows = [row for one in tables("models") if one[0][0] == "network" for row in one[1:]]
+    assert {row[0] for row in rows} == set(MODELS)
+    for name, options, sample, classes, count in rows:
+        shape = tuple(int(size) for size in sample.split("×"))
+        assert f"{parameters(name, yaml.safe_load(options), shape, int(classes)):,}" == count, (name, options)
+
+
+def test_solvers_and_spacings_are_those_of_the_code() -> None:
+    solvers = table("generating", "solver", "order")
+    assert list(solvers) == list(SOLVERS)
+    for name, cells in solvers.items():
+        assert all(option.name in cells[-1] for option in fields(SOLVERS[name])), name
+    assert tuple(table("generating", "spacing")) == SPACINGS
+
+
+def test_the_usual_solvers_are_those_of_the_code() -> None:
+    shown = {name: cells[0] for names, cells in table("generating", "process").items() for name in names.split(", ")}
+    assert shown == {name: default_solver(build_process(name)).spec for name in PROCESSES}
+
+
+def test_the_metrics_are_those_of_the_code() -> None:
+    assert tuple(table("evaluating", "metric")) == METRICS
+
+
+def test_processes_are_shown_with_the_defaults_of_the_code() -> None:
+    shown = table("specs", "process")
+    assert set(shown) == set(PROCESSES)
+    for name, (settings,) in shown.items():
+        written = {key: float(value) for key, value in (part.split("=") for part in settings.split(","))}
+        assert written == {p.name: p.default for p in inspect.signature(PROCESSES[name]).parameters.values()}, name
+        build_process(f"{name}:{settings}")
+
+
+# Fields of what is written
+
+
+def test_every_field_of_a_row_of_metrics_is_explained() -> None:
+    run("noisewise train --preset digits --out runs/first")
+    run("noisewise evaluate runs/first --vlb 2 --metrics " + ",".join(METRICS))
+    training, evaluation = (json.loads(line) for line in Path("runs/first/metrics.jsonl").read_text().splitlines())
+    explained = table("training", "field")
+    assert set(training) == set(explained) - {"processes"}  # which is there if there are several
+    names = {name for row in table("evaluating", "field") for name in row.split("`, `")}
+    metrics = {field for _, field, *_ in [[name, *cells] for name, cells in table("evaluating", "metric").items()]}
+    assert {name.replace("digits-frechet", "fid") for name in evaluation} <= names | metrics
+    for group in ("heldout", "vlb"):
+        assert all(f"`{name}`" in read("evaluating") for name in evaluation[group]), group
+
+
+def test_the_run_folder_and_checkpoint_hold_what_the_pages_list() -> None:
+    run("noisewise train --preset digits --out runs/first")
+    listed = {name.strip("/") for name in table("training", "file")}
+    assert {path.name for path in Path("runs/first").iterdir() if path.name[0] != "."} <= listed
+    (layout,) = (text for _, text in blocks("checkpoints", "text") if "manifest.json" in text)
+    (checkpoint,) = Path("runs/first/checkpoints").iterdir()
+    assert set(re.findall(r"^ +(\S+)", layout, re.MULTILINE)) == {path.name for path in checkpoint.iterdir()}
+
+
+def test_what_print_config_prints_reads_back_as_the_same() -> None:
+    command = "noisewise train --preset digits --sampler 'mix:of=(speed:k=5),floor=0.1' --print-config"
+    first = run(f"{command} > mine.yaml")
+    assert run("noisewise train --config mine.yaml --print-config") == first
+    assert yaml.safe_load(first)["sampler"] == "mix:of=(speed:k=5),floor=0.1"

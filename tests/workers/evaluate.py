@@ -1,0 +1,38 @@
+"""Every rank generates and evaluates through the command line; each writes what the first one found, and how it ended."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from noisewise import distributed
+from noisewise.cli import main as noisewise
+from tests.workers.contracts import finish
+
+FAST = ["--device", "cpu", "--solver", "ddim:steps=3"]
+
+
+def main(out: Path, run: str) -> None:
+    common = [*FAST, "--cache", str(out / "cache")]
+    everything = ["--metrics", "fid,kid,precision_recall,density_coverage,interval,sliced", "--heldout", "12", "--levels", "3"]
+    status = {
+        "generate": noisewise(["generate", run, *FAST, "--count", "23", "--batch", "5", "--out", str(out / "png")]),
+        "npz": noisewise(["generate", run, *FAST, "--count", "23", "--batch", "5", "--out", str(out / "images.npz")]),
+        "evaluate": noisewise(
+            ["evaluate", run, *common, "--count", "60", "--batch", "7", *everything, "--json", str(out / "many.json")]
+        ),
+        # one chunk and one batch of features: the second rank has nothing to do, and must take part all the same
+        "few": noisewise(
+            ["evaluate", run, *common, "--count", "6", "--seed", "1", *everything, "--json", str(out / "few.json")]
+        ),
+        "folder": noisewise(["evaluate", str(out / "png"), *common, "--data", "digits", "--json", str(out / "folder.json")]),
+    }
+    distributed.barrier()  # the first rank writes the results
+    found = {name: json.loads((out / f"{name}.json").read_text()) for name in ("many", "few", "folder")}
+    finish(out, {"status": status, "world": distributed.world_size(), "found": found})
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), sys.argv[2])
