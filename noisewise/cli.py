@@ -6,8 +6,10 @@ Each command's own module is imported when it is called, so that `noisewise --he
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 COMMANDS = {
     "train": "train a model; --preset NAME, --config FILE, --resume, --dry-run, --print-config",
@@ -34,7 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[0] not in COMMANDS:
         print(f"noisewise: there is no command {arguments[0]!r}; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    warnings.showwarning = _show_warning
     return _reporting_errors(lambda: COMMAND[arguments[0]](arguments[1:]))
+
+
+def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+    """A sentence for the user, without the place in the code."""
+    print(f"noisewise: warning: {message}", file=sys.stderr)
 
 
 def _reporting_errors(command: Callable[[], int]) -> int:
@@ -58,9 +66,9 @@ def _reporting_errors(command: Callable[[], int]) -> int:
 
 def train(arguments: list[str]) -> int:
     """noisewise train."""
-    from noisewise.training.options import config_parser, preset_names, to_config, with_files
+    from noisewise.training.options import config_parser, parse_config, preset_names, with_files
 
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = argparse.ArgumentParser(prog="noisewise train", add_help=False, allow_abbrev=False)
     first.add_argument("--preset", action="append", default=[])
     first.add_argument("--resume", action="store_true")
     first.add_argument("--dry-run", action="store_true")
@@ -74,7 +82,7 @@ def train(arguments: list[str]) -> int:
     )
     stored = Path(known.out) / "config.yaml" if known.out and known.resume else None
     rest += ["--out", known.out] if known.out else []
-    config = to_config(parser, parser.parse_args(with_files(rest, known.preset, stored)))
+    config = parse_config(parser, with_files(rest, known.preset, stored))
     if known.dry_run:
         from noisewise.training.run import dry_run
 

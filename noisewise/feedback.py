@@ -18,7 +18,7 @@ from noisewise import distributed
 
 
 def seed_torch(seed: int) -> None:
-    """torch.manual_seed for the CPU and the current GPU alone: that one formats a stack trace for every other kind of device."""
+    """torch.manual_seed for the CPU and the current GPU: torch's own formats a stack trace for every other kind of device."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(seed)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from noisewise import __version__
@@ -72,7 +73,10 @@ def test_an_unknown_command_is_refused_with_those_there_are(capsys):
     ("arguments", "message"),
     [
         (["train", "--preset=digit"], "there is no preset 'digit'; choose one of "),
-        (["train", *TINY, "--sampler=unifrm"], "unifrm"),
+        (["train", *TINY, "--sampler=unifrm"], "did you mean 'uniform'"),
+        (["train", *TINY, "--process=linaer", "--dry-run"], "did you mean 'linear'"),
+        (["train", *TINY, "--ema.decay=1.5"], "ema.decay must lie in [0, 1), got 1.5"),
+        (["train", *TINY, "--steps=many"], "many"),
         (["train", *TINY, "--accumulation=5"], "batch=16 does not divide into accumulation=5"),
         (["train", *TINY, "--data.source=folder", "--data.path=no/where"], "no/where"),
         (["compare", "--budget=soon"], "--budget 'soon'"),
@@ -92,11 +96,16 @@ def test_errors_are_one_clear_line_without_a_traceback(arguments, message, capsy
     assert [path for path in tmp_path.rglob("*") if path.name in ("config.yaml", "metrics.jsonl")] == []
 
 
-def test_an_unknown_option_is_a_usage_error(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["train", *TINY, "--stepps=3"])
-    assert ended.value.code == 2
-    assert "stepps" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_an_unknown_option_is_one_clear_line_with_the_one_that_was_probably_meant(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([command, *TINY, "--stepps=3"]) == 1
+    said, hint = capsys.readouterr().err.splitlines()
+    assert said.startswith("noisewise: ")
+    assert "--stepps=3" in said
+    assert said.endswith("; did you mean --steps?")
+    assert "NOISEWISE_TRACEBACK=1" in hint
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_extra_is_named():
@@ -138,8 +147,18 @@ def test_train_resume_and_the_path_at_the_end(tmp_path, capsys):
     # a resumed run knows its own settings
     assert main(["train", f"--out={out}", "--resume", "--steps=9"]) == 0
     assert steps_of(out) == [3, 6, 9]
-    assert main(["train", f"--out={out}", "--resume", "--optimizer.lr=0.5"]) == 1
-    assert "optimizer.lr: 0.001 -> 0.5" in capsys.readouterr().err
+    assert main(["train", f"--out={out}", "--resume", "--optimizer.eps=0.5"]) == 1
+    assert "optimizer.eps: 1e-08 -> 0.5" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_with_a_lower_learning_rate_and_keeps_it(tmp_path):
+    out = tmp_path / "run"
+    assert main(["train", *TINY, "--optimizer.warmup=0", f"--out={out}"]) == 0
+    assert main(["train", f"--out={out}", "--resume", "--steps=9", "--optimizer.lr=0.0001"]) == 0
+    assert yaml.safe_load((out / "config.yaml").read_text())["optimizer"]["lr"] == 0.0001
+    assert main(["train", f"--out={out}", "--resume", "--steps=12"]) == 0  # nothing said: as before
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["lr"]) for row in rows] == [(3, 0.001), (6, 0.001), (9, 0.0001), (12, 0.0001)]
 
 
 def test_encode_and_then_train_on_the_latents(tmp_path, capsys):

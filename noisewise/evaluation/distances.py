@@ -59,6 +59,8 @@ def choose_network(
 ) -> Network:
     """Inception; for the embedded digits, which it does not understand, their own classifier."""
     if source.name == "digits" and source.shape == (1, 8, 8):
+        if preprocessing == "clean-fid":
+            raise ValueError("clean-fid is a way to resize images for Inception; the digits have a network of their own")
         module, name = digits_features.load_digits_classifier(device)
         return Network(module, name, "digits", digits_features.METRIC)
     module, name = load_inception(weights, device)

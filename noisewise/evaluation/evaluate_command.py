@@ -63,6 +63,8 @@ def main(arguments: list[str]) -> int:
     device = prepare_processes(place(args.device))
     metrics = chosen_metrics(args.metrics)
     args.target = args.target.absolute()
+    if not args.target.exists():
+        raise FileNotFoundError(f"{args.target} does not exist: give a run, a folder of images, or an .npy/.npz file")
     is_run = (args.target / "config.yaml").is_file() or bool(NAME.fullmatch(args.target.name))
     if metrics and args.count < 2:
         raise ValueError(f"--count must be >= 2 for a distance, got {args.count}")

@@ -8,11 +8,13 @@ run folder; the clock counts training steps alone, the sampler's own cost includ
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from noisewise import distributed
 from noisewise.spec import build, build_process, split_specs
 from noisewise.study.live import Board
 from noisewise.study.measure import Measured, measure
@@ -21,11 +23,13 @@ from noisewise.study.table import print_table
 from noisewise.training.checkpoint import steps_in
 from noisewise.training.config import Config
 from noisewise.training.folder import environment
-from noisewise.training.options import config_parser, plain, to_config, with_files
+from noisewise.training.options import config_parser, parse_config, plain, with_files
 from noisewise.training.parts import open_source
 from noisewise.training.run import Run, default_folder
+from noisewise.training.signals import StopRequest
 
 SLICES = 20  # turns that each run gets
+LATE = 60.0  # seconds that a last step may take beyond the budget
 
 
 def main(arguments: list[str]) -> int:
@@ -45,12 +49,15 @@ def main(arguments: list[str]) -> int:
     first.add_argument("--images", type=int, default=2000, help="generated images of each run for the distance")
     first.add_argument("--out", type=Path, default=None, help="a folder for runs, results and report")
     known, rest = first.parse_known_args(arguments)
-    parser = config_parser(prog="noisewise compare")
-    config = to_config(parser, parser.parse_args(with_files(rest, known.preset)))
+    config = parse_config(config_parser(prog="noisewise compare"), with_files(rest, known.preset))
     config = with_budget(config, known.budget)
     configs = combinations(config, split_specs(known.samplers), known.seeds, known.out or Path("out") / config.name)
     folder = Path(configs[0].out or "").parent.parent
-    results = compare(configs, images=known.images)
+    with StopRequest() as stop:
+        results = compare(configs, images=known.images, stop=stop)
+    if results is None:
+        print(f"{stop.name}: the runs are saved; the same command goes on with them")
+        return 0
     (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in result_rows(configs, results)))
     print_table(results)
     print(f"\nreport: {write_report(folder, configs, results)}")
@@ -81,8 +88,10 @@ def combinations(config: Config, samplers: list[str], seeds: int, out: Path) -> 
     return [replace(one, out=str(out / "runs" / default_folder(one).name)) for one in made]
 
 
-def compare(configs: list[Config], *, images: int) -> list[Measured]:
-    """Train all runs in turns, then measure each."""
+def compare(configs: list[Config], *, images: int, stop: StopRequest | None = None) -> list[Measured] | None:
+    """Train all runs in turns, then measure each; None, with all runs saved, if asked to stop."""
+    if distributed.world_size() > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("compare is one process: start it without torchrun")
     open_source(configs[0], "test")  # needed in the end: better missed now
     for config in configs:
         made = max(steps_in(Path(config.out or "") / "checkpoints"), default=0)
@@ -91,8 +100,15 @@ def compare(configs: list[Config], *, images: int) -> list[Measured]:
     board = Board(configs)
     runs = [Run(config, resume=True, progress=board.progress(i)) for i, config in enumerate(configs)]
     try:
+        for run in runs:
+            if run.config.seconds is not None and run.trainer.seconds > run.config.seconds + LATE:
+                raise ValueError(
+                    f"{run.folder.path} has trained for {run.trainer.seconds:.0f} s, more than --budget: use another --out"
+                )
         with board.shown():
-            take_turns(runs)
+            take_turns(runs, stop)
+            if stop is not None and stop.requested:
+                return None
             results = []
             for i, run in enumerate(runs):
                 board.note(i, "measuring")
@@ -104,9 +120,9 @@ def compare(configs: list[Config], *, images: int) -> list[Measured]:
     return results
 
 
-def take_turns(runs: list[Run]) -> None:
+def take_turns(runs: list[Run], stop: StopRequest | None = None) -> None:
     """Every run advances by a slice of the budget, then the next one; until all are done."""
-    walks: list[Iterator[int] | None] = [run.advance() for run in runs]
+    walks: list[Iterator[int] | None] = [run.advance(stop) for run in runs]
     for turn in range(1, SLICES + 1):
         for i, run in enumerate(runs):
             walk, there = walks[i], reached(run, turn / SLICES)

@@ -88,7 +88,7 @@ class Board:
                 ProgressBar(total=1.0, completed=done, width=16),
                 str(step),
                 f"{step / seconds:.1f}" if seconds else "",
-                f"{row['loss']:.4f}" if row else "",
+                f"{row['loss']:.4f}" if row and row["loss"] is not None else "",
                 sparkline(row["loss_by_level"], low=0.0) if row else "",
                 sparkline(row["density_by_level"], low=0.0) if row else "",
                 line.state,

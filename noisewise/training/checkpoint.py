@@ -27,6 +27,7 @@ from torch import Tensor
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})")
 TEMPORARY = "writing-"
+UNUSABLE = "unusable-"
 
 
 class CheckpointError(RuntimeError):
@@ -65,8 +66,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], s
         files = {path.name: _description(path) for path in sorted(temporary.iterdir())}
         _write(temporary / "manifest.json", json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1).encode())
         _sync_folder(temporary)
-        if final.exists():  # and is broken
-            shutil.rmtree(final)
+        set_aside(final)  # it is broken, if it is there
         temporary.rename(final)
         _sync_folder(folder)
     except OSError as error:
@@ -164,6 +164,20 @@ def prune(folder: Path, keep: int, keep_every: int = 0) -> None:
             # first out of sight, so that a kill on the way leaves no half of a checkpoint under its name
             doomed = (folder / name_of(step)).rename(folder / f"{TEMPORARY}removed-{step}-{os.getpid()}")
             shutil.rmtree(doomed, ignore_errors=True)
+
+
+def set_aside(path: Path) -> None:
+    """Rename a checkpoint that cannot be used, so that it is neither counted as one of the newest nor lost."""
+    if path.exists():
+        taken = sum(other.name.startswith(f"{UNUSABLE}{path.name}") for other in path.parent.iterdir())
+        path.rename(path.with_name(f"{UNUSABLE}{path.name}" + (f"-{taken}" if taken else "")))
+
+
+def set_aside_after(folder: Path, step: int) -> None:
+    """Set aside the checkpoints of later steps, which were passed over."""
+    for later in steps_in(folder):
+        if later > step:
+            set_aside(folder / name_of(later))
 
 
 def sweep(folder: Path) -> None:

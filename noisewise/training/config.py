@@ -7,7 +7,8 @@ name (`--optimizer.lr 1e-4`). The names of samplers, weightings and processes ar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from noisewise.objective import LossKind, Prediction
+from noisewise.objective import LossKind, Objective, Prediction
+from noisewise.spec import build, build_process
 
 
 @dataclass
@@ -209,16 +210,22 @@ class Config:
         for name, value in not_negative.items():
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
+        if not all(0 <= beta < 1 for beta in self.optimizer.betas):
+            raise ValueError(f"optimizer.betas must lie in [0, 1), got {self.optimizer.betas}")
+        if not 0 <= self.ema.decay < 1:
+            raise ValueError(f"ema.decay must lie in [0, 1), got {self.ema.decay}")
         if self.batch % self.accumulation:
             raise ValueError(f"batch={self.batch} does not divide into accumulation={self.accumulation} micro-batches")
         if not 0 <= self.model.label_dropout < 1:
             raise ValueError(f"model.label_dropout must lie in [0, 1), got {self.model.label_dropout}")
         if self.optimizer.weight_decay and self.optimizer.name == "adam":
             raise ValueError("optimizer.weight_decay needs optimizer.name=adamw: Adam would mix it into the gradient")
+        process = build_process(self.process)
+        build(self.sampler, process, objective=Objective(process, self.prediction, self.loss))
 
 
 PINNED = ("seed", "process", "prediction", "loss", "sampler", "batch", "data", "model", "optimizer", "ema")
 """Settings that a run keeps for life; the others may change when it is resumed."""
 
-FREE_WITHIN = {"data": ("path", "resident", "workers", "shape", "classes")}
-"""Parts of those that may change all the same: where the data lie does not change what they are."""
+FREE_WITHIN = {"data": ("path", "resident", "workers", "shape", "classes"), "optimizer": ("lr", "clip")}
+"""Parts of those that may change all the same: where the data lie, and what a run that diverges needs."""

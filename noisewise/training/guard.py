@@ -17,13 +17,14 @@ class Guard(nn.Module):
         super().__init__()
         for name in ("loss_sum", "norm_sum"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
-        for name in ("good", "skipped", "run"):
+        for name in ("good", "skipped", "run", "longest"):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64))
         self.loss_sum: Tensor
         self.norm_sum: Tensor
         self.good: Tensor
         self.skipped: Tensor
         self.run: Tensor
+        self.longest: Tensor
         self._last_bad: tuple[Tensor, Tensor] | None = None
 
     @torch.no_grad()
@@ -34,6 +35,7 @@ class Guard(nn.Module):
         self.good += finite
         self.skipped += ~finite
         self.run.add_(1).mul_(~finite)
+        torch.maximum(self.longest, self.run, out=self.longest)
         now = (times.double(), losses.double())
         before = self._last_bad or now
         if before[0].shape != times.shape:  # a batch of another size
@@ -49,10 +51,12 @@ class Guard(nn.Module):
         return result
 
     def check(self, limit: int, what_now: str) -> None:
-        """Raise Diverged if the last `limit` steps were all skipped; waits for the device."""
-        if int(self.run) >= limit:
+        """Raise Diverged if `limit` steps in a row were skipped since the last call; waits for the device."""
+        longest = int(self.longest)
+        self.longest.copy_(self.run)
+        if longest >= limit:
             raise Diverged(
-                f"{int(self.run)} steps in a row had a loss or gradient that is not finite and were skipped "
+                f"{longest} steps in a row had a loss or gradient that is not finite and were skipped "
                 f"({int(self.skipped)} in all); {self._culprits()}. {what_now}"
             )
 

@@ -48,8 +48,10 @@ def alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
-    """An optimizer step, or nothing at all if `finite` is false. On CUDA the decision is made there, without waiting for it."""
-    if finite.device.type == "cpu":
+    """An optimizer step, or nothing at all if `finite` is false. On CUDA the decision is made there, without waiting for it
+    (unless the model is sharded: the fused kernels take no plain tensor beside sharded ones)."""
+    sharded = any(hasattr(parameter, "device_mesh") for group in optimizer.param_groups for parameter in group["params"][:1])
+    if finite.device.type == "cpu" or sharded:
         if bool(finite):
             optimizer.step()
         return

@@ -3,6 +3,7 @@
 A preset is a YAML file of this package; the order is preset, then --config files, then single options, later ones win.
 """
 
+import difflib
 import re
 from argparse import ArgumentError
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ def preset_path(name: str) -> Path:
 
 def config_parser(**settings: Any) -> ArgumentParser:
     """A parser with an option for every value of `Config`."""
-    parser = ArgumentParser(print_config="--print-config", allow_abbrev=False, **settings)
+    parser = ArgumentParser(print_config="--print-config", allow_abbrev=False, exit_on_error=False, **settings)
     parser.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings; may be given more than once")
     parser.add_class_arguments(Config)
     return parser
@@ -65,13 +66,21 @@ def load_config(path: Path) -> Config:
     return _parsed(["--config", str(path)])
 
 
-def _parsed(arguments: list[str]) -> Config:
-    parser = config_parser(exit_on_error=False)
+def parse_config(parser: ArgumentParser, arguments: list[str]) -> Config:
+    """The configuration that arguments describe; a ValueError says what is wrong with them, and what was probably meant."""
     try:
         namespace = parser.parse_args(arguments)
     except ArgumentError as error:
-        raise ValueError(str(error)) from error
+        known = [option for action in parser._actions for option in action.option_strings]
+        words = [word.partition("=")[0] for word in arguments if word.startswith("--") and word.partition("=")[0] not in known]
+        close = [meant[0] for word in words if (meant := difflib.get_close_matches(word, known, 1))]
+        hint = f"; did you mean {' or '.join(close)}?" if close and "nrecognized" in str(error) else ""
+        raise ValueError(f"{error}{hint}") from error
     return to_config(parser, namespace)
+
+
+def _parsed(arguments: list[str]) -> Config:
+    return parse_config(config_parser(), arguments)
 
 
 def as_yaml(config: Config) -> str:

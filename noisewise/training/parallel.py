@@ -1,9 +1,11 @@
 """Several processes: Accelerate sets them up and wraps the model for DDP; FSDP2 is torch's own."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator, DistributedType
+from accelerate.utils import ProjectConfiguration
 from torch import nn
 
 from noisewise import distributed
@@ -27,7 +29,7 @@ def make_accelerator(config: Config, project: str | None = None) -> Accelerator:
         cpu=on_cpu,
         mixed_precision="no" if precision == "fp32" else precision,
         log_with=list(trackers) or None,
-        project_dir=project,
+        project_config=ProjectConfiguration(project, str(Path(project) / "trackers")) if project else None,
     )
     missing = set(trackers) - {str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with}
     if missing:

@@ -98,7 +98,7 @@ def summary(row: dict[str, Any]) -> str:
     """The most important numbers of a row of metrics."""
     speed = row["steps_per_second"]
     parts = [
-        f"loss {row['loss']:.4f}",
+        f"loss {row['loss']:.4f}" if row["loss"] is not None else "no step was made",
         f"by noise level {sparkline(row['loss_by_level'], low=0.0)}",
         f"drawn {sparkline(row['density_by_level'], low=0.0)}",
         f"{speed:.1f} it/s" if speed else "",

@@ -93,6 +93,8 @@ class Run:
                 self.progress.tell(f"{self.folder.path} ended at step {found.step}: nothing to do; more --steps would go on")
             else:
                 self.progress.tell(f"resuming {self.folder.path} at step {found.step}{changed}")
+            if self.main:
+                checkpoint.set_aside_after(self.folder.checkpoints, found.step)
         if self.main:
             self.folder.forget_after(found.step if found is not None else 0)
 
@@ -217,7 +219,7 @@ def dry_run(config: Config, steps: int = 2) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
         "sample_shape": list(trainer.parts.source.shape),
         "device": str(accelerator.device),
-        "precision": accelerator.mixed_precision,
+        "precision": "fp32" if accelerator.mixed_precision == "no" else accelerator.mixed_precision,
         "processes": distributed.world_size(),
         "batch": config.batch,
         "memory_gib": round(peak / 2**30, 3),

@@ -4,6 +4,7 @@ Everything random in step k is a function of (seed, k, micro-batch, rank): data 
 run continues exactly from a checkpoint that holds no random state, and two methods with one seed see the same data and noise.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from noisewise.samplers.base import LossAt
 from noisewise.samplers.random import stream_key
 from noisewise.spec import build
 from noisewise.training import optimizer as optimization
-from noisewise.training.checkpoint import Checkpoint
+from noisewise.training.checkpoint import Checkpoint, CheckpointError
 from noisewise.training.config import Config
 from noisewise.training.data import Batches
 from noisewise.training.ema import EMA
@@ -38,10 +39,7 @@ from noisewise.training.state import (
 )
 
 LEVELS = 10  # noise levels in a row of metrics
-WHAT_NOW = (
-    "The checkpoints are as they were, but a resumed run keeps its settings and would meet the same batches: "
-    "start another (--out) with a lower learning rate, or go on with --resume and a larger --max_bad_steps"
-)
+WHAT_NOW = "The checkpoints are as they were: go on with --resume and a lower --optimizer.lr"
 
 
 class Trainer:
@@ -77,6 +75,10 @@ class Trainer:
         self.ema = EMA(self.model, config.ema)
         self.sampler.attach(self.network, self.optimizer)
         self.monitor, self.guard = Monitor(decay=0.99).to(self.device), Guard().to(self.device)
+        kept = (
+            self.model.state_dict()
+        )  # running statistics (BatchNorm's) change in the forward pass: a skipped step puts them back
+        self._running_buffers = [value for name, value in self.model.named_buffers() if name in kept]
         self.batches = Batches(
             parts.source,
             batch=self.micro_batch,
@@ -98,7 +100,7 @@ class Trainer:
 
     def run(self) -> Iterator[dict[str, Any] | None]:
         """Train to the end of the budget; raises `Diverged` if steps keep failing."""
-        if self.config.compile:
+        if not self.finished():
             self.warm_up()
         self._mark = (self.step, self.seconds)
         while not self.finished():
@@ -142,6 +144,7 @@ class Trainer:
             self.network.train()
         optimization.set_learning_rate(self.optimizer, optimization.learning_rate(config.optimizer, self.step))
         self.optimizer.zero_grad(set_to_none=True)
+        buffers = [(buffer, buffer.clone()) for buffer in self._running_buffers]
         draws, losses = [], []
         loss = torch.zeros((), device=self.device)
         for micro in range(accumulation):
@@ -158,12 +161,14 @@ class Trainer:
             draws.append(draw)
             losses.append(values.detach())
         average_gradients(self.weighting.parameters())
-        self._update(draws, losses, loss, loss_at)
+        finite = self._update(draws, losses, loss, loss_at)
+        for buffer, before in buffers:
+            buffer.copy_(torch.where(finite, buffer, before))
         self.step += 1
         self.samples += config.batch
 
-    def _update(self, draws: list[Any], losses: list[Tensor], loss: Tensor, loss_at: LossAt) -> None:
-        """Clip, step unless something is not finite, and let everything that watches take note."""
+    def _update(self, draws: list[Any], losses: list[Tensor], loss: Tensor, loss_at: LossAt) -> Tensor:
+        """Clip, step unless something is not finite, let everything that watches take note; whether the step was made."""
         if self.scaled_optimizer is not None:
             self.accelerator.unscale_gradients(self.scaled_optimizer)
         norm = optimization.clip_gradients(self.parameters, self.config.optimizer.clip)
@@ -178,6 +183,7 @@ class Trainer:
         every_loss, every_draw = torch.cat(losses), draws[0] if len(draws) == 1 else type(draws[0]).cat(draws)
         self.monitor.update(every_draw, every_loss)
         self.guard.update(loss, norm, finite, every_draw.time, every_loss)
+        return finite
 
     def loss_at(self, x0: Tensor, labels: Tensor | None) -> LossAt:
         """The function that gives losses of this batch's rows at any noise levels."""
@@ -190,11 +196,14 @@ class Trainer:
         return losses
 
     def warm_up(self) -> None:
-        """Compile, off the clock: a forward and backward pass that leaves no trace."""
-        x0, labels = self.batches.get(self.samples)
+        """Compile, choose kernels and allocate, off the clock: a forward and backward pass that leaves no trace."""
+        count = self.micro_batch // distributed.world_size()
+        x0 = torch.zeros(count, *self.parts.source.shape, device=self.device)
+        labels = torch.zeros(count, dtype=torch.int64, device=self.device) if self.parts.classes else None
+        self.network.train()
         with preserved_buffers(self.model):
-            u = torch.linspace(0.1, 0.9, len(x0), device=self.device)
-            self.accelerator.backward(self.loss_at(x0, labels if self.parts.classes else None)(slice(None), u).mean())
+            u = torch.linspace(0.1, 0.9, count, device=self.device)
+            self.accelerator.backward(self.loss_at(x0, labels)(slice(None), u).mean())
         self.optimizer.zero_grad(set_to_none=True)
         self._wait()
 
@@ -216,8 +225,8 @@ class Trainer:
             "samples": self.samples,
             "seconds": round(self.seconds, 3),
             "steps_per_second": round(steps / seconds, 3) if seconds else None,
-            "loss": loss,
-            "gradient_norm": norm,
+            "loss": loss if math.isfinite(loss) else None,  # none of the steps was made
+            "gradient_norm": norm if math.isfinite(norm) else None,
             "lr": optimization.learning_rate(self.config.optimizer, self.step - 1),
             "skipped": int(self.guard.skipped),
             "loss_by_level": self.loss_by_level(),
@@ -259,8 +268,15 @@ class Trainer:
         }
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint."""
-        tensors, state = checkpoint.tensors, checkpoint.state
+        """Continue from a checkpoint; raises CheckpointError if it does not fit this run."""
+        try:
+            self._load(checkpoint.tensors, checkpoint.state)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"{checkpoint.path} does not fit this run: {type(error).__name__}: {error}") from error
+
+    def _load(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
         load_module(self.model, tensors["model"], "model")
         load_named(self.ema.average, tensors["ema"], "ema")
         load_optimizer(self.optimizer, self.names, tensors["optimizer"])

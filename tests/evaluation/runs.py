@@ -1,5 +1,6 @@
 """Tiny runs on the digits, trained once and copied by the tests that write into them."""
 
+import atexit
 import shutil
 from dataclasses import replace
 from functools import cache
@@ -19,7 +20,9 @@ def settings(**changes):
 
 @cache
 def trained_once(conditional=False, process="linear"):
-    folder = Path(mkdtemp(prefix="noisewise-tests-")) / "run"
+    place = mkdtemp(prefix="noisewise-tests-")
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    folder = Path(place) / "run"
     model = ModelConfig(name="dit", options=DIT, conditional=conditional)
     return train(replace(settings(model=model), process=process, out=str(folder)))
 

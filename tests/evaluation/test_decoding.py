@@ -69,6 +69,17 @@ def test_images_come_out_at_the_end(latent_run, tmp_path):
     assert found.std() > 1
 
 
+def test_latents_are_unscaled_before_they_are_decoded(latent_run):
+    run, autoencoder, _ = latent_run
+    trained = load_trained(run)
+    latents = 0.3 * torch.randn(3, *trained.shape, generator=torch.Generator().manual_seed(0))
+    scale, shift = autoencoder.config.scaling_factor, getattr(autoencoder.config, "shift_factor", None) or 0.0
+    with torch.no_grad():
+        right, wrong = (autoencoder.decode(latents / scale + sign * shift).sample.clamp(-1, 1) for sign in (1, -1))
+    torch.testing.assert_close(make_decoder(trained.latents, "cpu")(latents), right, rtol=0, atol=1e-5)
+    assert not shift or float((right - wrong).abs().max()) > 1e-3
+
+
 def test_it_decodes_in_parts_and_stays_within_the_range_of_pixels(latent_run):
     run, _, _ = latent_run
     trained = load_trained(run)

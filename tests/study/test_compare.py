@@ -2,6 +2,10 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +15,7 @@ from noisewise.cli import main
 from noisewise.study.compare import combinations, compare, take_turns, with_budget
 from noisewise.training.config import DataConfig
 from noisewise.training.run import Run, train
+from tests.training.processes import ROOT, environment, finish, last_step
 from tests.training.test_run import final
 from tests.training.tiny import differing, tiny
 
@@ -130,6 +135,53 @@ def test_a_budget_of_seconds_too_short_for_a_log_point_is_reported_all_the_same(
     said = capsys.readouterr().out
     assert "one seed" in said
     assert all(1 <= row["steps"] < 50 for row in rows_in(tmp_path / "out"))
+
+
+def test_several_processes_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert main(["compare", *TINY, "--samplers=uniform", "--budget=2it", f"--out={tmp_path / 'out'}"]) == 1
+    assert "noisewise: compare is one process: start it without torchrun" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_comparison_stopped_by_a_signal_saves_all_runs_and_the_same_command_finishes(tmp_path):
+    """A real process. Steps are the budget, so that the end can be compared with one that nobody stopped."""
+    options = [*TINY, "--samplers=uniform,adaptive:warmup=20,every=10", "--seeds=1", "--budget=600it"]
+
+    def start(out):
+        command = [sys.executable, "-m", "noisewise", "compare", *options, f"--out={out}"]
+        return subprocess.Popen(
+            command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    out, runs = tmp_path / "out", tmp_path / "out" / "runs"
+    process = start(out)
+    while process.poll() is None and len(list(runs.glob("*/metrics.jsonl"))) < 2:  # both have begun
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    said = finish(process)
+    assert process.returncode == 0, said
+    assert "SIGTERM: the runs are saved; the same command goes on with them" in said
+    stopped = {run.name: last_step(run) for run in runs.iterdir()}
+    assert len(stopped) == 2
+    assert all(0 < step < 600 for step in stopped.values()), stopped
+    assert not (out / "results.jsonl").exists()
+    assert not (out / "report.html").exists()
+
+    process = start(out)
+    said = finish(process)
+    assert process.returncode == 0, said
+    for name, step in stopped.items():
+        assert f"resuming{runs / name}atstep{step}" in "".join(said.split()), said  # lines are wrapped anywhere
+    assert [row["steps"] for row in rows_in(out)] == [600, 600]
+    assert (out / "report.html").is_file()
+    whole = start(tmp_path / "whole")
+    said = finish(whole)
+    assert whole.returncode == 0, said
+    for name in stopped:
+        assert differing(final(runs / name, 600), final(tmp_path / "whole" / "runs" / name, 600)) == []
 
 
 @pytest.mark.parametrize("budget", ["30", "0s", "-3s", "it", "3 it", "1e3it", "0.5it"])

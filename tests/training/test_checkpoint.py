@@ -14,6 +14,7 @@ import torch
 
 from noisewise.training.checkpoint import (
     TEMPORARY,
+    UNUSABLE,
     CheckpointError,
     is_whole,
     load,
@@ -22,6 +23,8 @@ from noisewise.training.checkpoint import (
     newest_name,
     prune,
     save,
+    set_aside,
+    set_aside_after,
     steps_in,
     sweep,
 )
@@ -73,6 +76,14 @@ def folder(tmp_path):
     save(tmp_path / "checkpoints", 1, tensors(1), {"step": 1})
     save(tmp_path / "checkpoints", 3, tensors(3), STATE)
     return tmp_path / "checkpoints"
+
+
+def contents(path):
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 def rewritten(path, change):
@@ -142,11 +153,14 @@ def test_a_whole_checkpoint_is_not_written_again(folder):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_broken_checkpoint_is_written_again(name, folder):
+def test_a_broken_checkpoint_is_set_aside_and_written_again(name, folder):
     (folder / name_of(3) / name).unlink()
+    rest = contents(folder / name_of(3))
     save(folder, 3, tensors(99), {"new": True})
     same(load(folder / name_of(3)).tensors, tensors(99))
     assert load(folder / name_of(3)).state == {"new": True}
+    assert names_in(folder) == [name_of(1), name_of(3), "unusable-step-00000003"]
+    assert contents(folder / "unusable-step-00000003") == rest
 
 
 def test_steps_are_in_the_order_of_numbers_and_other_names_are_left_alone(tmp_path):
@@ -158,6 +172,8 @@ def test_steps_are_in_the_order_of_numbers_and_other_names_are_left_alone(tmp_pa
         "step-7",
         "step-000000008",
         "writing-step-00000011-5",
+        "unusable-step-00000012",
+        "unusable-step-00000012-1",
         "notes",
     ]:
         (tmp_path / name).mkdir()
@@ -413,6 +429,44 @@ def test_pruning_nothing_is_harmless(tmp_path):
     sweep(tmp_path / "nowhere")
 
 
+def test_a_rotten_checkpoint_that_was_passed_over_does_not_cost_the_whole_ones(tmp_path):
+    """Were the rotten 733 counted as the newest, keeping one would remove the run's only whole checkpoint."""
+    for step in (500, 733):
+        save(tmp_path, step, tensors(step), {"step": step})
+    victim = tmp_path / name_of(733) / "model.safetensors"
+    victim.write_bytes(victim.read_bytes()[:-1])
+    rotten = contents(tmp_path / name_of(733))
+    found = newest(tmp_path, lambda message: None)
+    assert found.step == 500
+    set_aside_after(tmp_path, found.step)
+    assert names_in(tmp_path) == [name_of(500), "unusable-step-00000733"]
+    save(tmp_path, 600, tensors(600), {"step": 600})
+    prune(tmp_path, keep=1)
+    assert names_in(tmp_path) == [name_of(600), "unusable-step-00000733"]
+    assert contents(tmp_path / "unusable-step-00000733") == rotten
+    same(newest(tmp_path, pytest.fail).tensors, tensors(600))
+    assert newest_name(tmp_path) == name_of(600)
+
+
+def test_setting_aside_again_and_again_loses_nothing(tmp_path):
+    for number in range(3):
+        save(tmp_path, 7, tensors(number), {"number": number})
+        set_aside(tmp_path / name_of(7))
+    assert names_in(tmp_path) == [f"{UNUSABLE}{name_of(7)}{end}" for end in ("", "-1", "-2")]
+    numbers = [json.loads((tmp_path / name / "state.json").read_text())["number"] for name in names_in(tmp_path)]
+    assert numbers == [0, 1, 2]
+    assert steps_in(tmp_path) == []
+
+
+def test_setting_aside_touches_only_what_comes_later(folder):
+    set_aside_after(folder, 3)
+    set_aside(folder / name_of(9))  # there is none
+    assert names_in(folder) == [name_of(1), name_of(3)]
+    set_aside_after(folder, 0)
+    assert names_in(folder) == [f"{UNUSABLE}{name_of(1)}", f"{UNUSABLE}{name_of(3)}"]
+    set_aside_after(folder / "nowhere", 0)
+
+
 def test_a_removal_that_was_cut_short_leaves_no_half_of_a_checkpoint(folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", killing)
@@ -427,8 +481,9 @@ def test_sweeping_takes_what_is_half_written_and_nothing_else(folder):
     for name in [f"{TEMPORARY}step-00000005-99", f"{TEMPORARY}removed-2-99"]:
         (folder / name).mkdir()
         (folder / name / "model.safetensors").write_bytes(b"half")
+    (folder / "unusable-step-00000004").mkdir()
     sweep(folder)
-    assert sorted(path.name for path in folder.iterdir()) == [name_of(1), name_of(3)]
+    assert names_in(folder) == [name_of(1), name_of(3), "unusable-step-00000004"]
     assert is_whole(folder / name_of(3))
 
 

@@ -19,10 +19,10 @@ from noisewise.training.options import (
     config_parser,
     load_config,
     load_preset,
+    parse_config,
     plain,
     preset_names,
     preset_path,
-    to_config,
     with_files,
 )
 
@@ -108,8 +108,7 @@ def as_arguments(values):
 
 
 def parsed(*arguments):
-    parser = config_parser(exit_on_error=False)
-    return to_config(parser, parser.parse_args(list(arguments)))
+    return parse_config(config_parser(), list(arguments))
 
 
 def test_every_setting_has_another_value_here():
@@ -285,6 +284,28 @@ def test_what_cannot_be_understood_is_named(arguments, message):
 
 
 @pytest.mark.parametrize(
+    ("argument", "meant"),
+    [
+        ("--stpes=3", "--steps"),
+        ("--optimizer.lrr=3", "--optimizer.lr"),
+        ("--checkpoint.kep=3", "--checkpoint.keep"),
+        ("--smapler=uniform", "--sampler"),
+    ],
+)
+def test_a_misspelt_option_is_told_which_one_was_probably_meant(argument, meant):
+    with pytest.raises(ValueError, match=rf"; did you mean {meant}\?$") as error:
+        load_preset("digits", argument)
+    assert argument.partition("=")[0].lstrip("-") in str(error.value)
+
+
+@pytest.mark.parametrize("arguments", [["--qqqqqq=3"], ["--steps=many"]])
+def test_there_is_no_suggestion_where_none_is_close_or_the_option_is_right(arguments):
+    with pytest.raises(ValueError, match=arguments[0].lstrip("-").partition("=")[0]) as error:
+        load_preset("digits", *arguments)
+    assert "did you mean" not in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("stpes: 3", "stpes"),
@@ -324,6 +345,7 @@ IMPOSSIBLE = {
     "log.samples": -1,
     "data.workers": -1,
     "model.label_dropout": 1.0,
+    "ema.decay": 1.0,
 }
 
 
@@ -343,10 +365,35 @@ def test_impossible_values_are_refused_by_name(name):
         load_preset("digits", f"--{name}={IMPOSSIBLE[name]}")
 
 
-@pytest.mark.parametrize("name", ["seconds", "optimizer.lr", "optimizer.clip", "model.label_dropout"])
+@pytest.mark.parametrize("name", ["seconds", "optimizer.lr", "optimizer.clip", "model.label_dropout", "ema.decay"])
 def test_what_is_not_a_number_is_refused(name):
     with pytest.raises(ValueError, match=name):
         with_value(name, float("nan")).check()
+
+
+@pytest.mark.parametrize("betas", [(1.0, 0.999), (0.9, 1.0), (-0.1, 0.999), (0.9, float("nan"))])
+def test_impossible_betas_are_refused(betas):
+    with pytest.raises(ValueError, match=r"^optimizer\.betas must lie in \[0, 1\), got \("):
+        with_value("optimizer.betas", betas).check()
+    with pytest.raises(ValueError, match=r"^optimizer\.betas must lie in \[0, 1\)"):
+        load_preset("digits", f"--optimizer.betas=[{betas[0]}, {str(betas[1]).replace('nan', '.nan')}]")
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "message"),
+    [
+        ("process", "linaer", "did you mean 'linear'"),
+        ("process", "linear:steps=0", "a schedule needs at least one timestep, got 0"),
+        ("sampler", "unifrm", "did you mean 'uniform'"),
+        ("sampler", "adaptive+minsrn", "did you mean 'minsnr'"),
+        ("sampler", "speed:kk=5", "kk"),
+    ],
+)
+def test_specs_that_cannot_be_built_are_refused_with_the_settings(name, spec, message):
+    with pytest.raises(ValueError, match=message):
+        with_value(name, spec).check()
+    with pytest.raises(ValueError, match=message):
+        load_preset("digits", f"--{name}={spec}")
 
 
 def test_settings_that_do_not_go_together_are_refused():
@@ -365,7 +412,7 @@ def test_the_defaults_are_possible():
 
 FREE = {
     *("name", "out", "steps", "seconds", "accumulation", "precision", "device", "parallel", "compile", "max_bad_steps"),
-    *("data.path", "data.shape", "data.classes", "data.resident", "data.workers"),
+    *("data.path", "data.shape", "data.classes", "data.resident", "data.workers", "optimizer.lr", "optimizer.clip"),
     *(name for name in OTHER if name.startswith(("checkpoint.", "log."))),
 }
 
@@ -393,8 +440,9 @@ def test_a_change_is_named_exactly_if_the_setting_is_pinned(name):
 
 
 def test_a_change_shows_both_values():
-    old, new = load_preset("digits"), load_preset("digits", "--optimizer.lr=0.5", "--model.options.width=8", "--steps=9")
-    assert changed(old, new) == ["model.options.width: 64 -> 8", "optimizer.lr: 0.001 -> 0.5"]
+    arguments = ["--optimizer.lr=0.5", "--optimizer.eps=0.25", "--model.options.width=8", "--steps=9"]
+    old, new = load_preset("digits"), load_preset("digits", *arguments)
+    assert changed(old, new) == ["model.options.width: 64 -> 8", "optimizer.eps: 1e-08 -> 0.25"]
     assert changed(old, load_preset("digits", "--model.options={width: 64}")) == [
         "model.options.patch: 2 -> None",
         "model.options.depth: 4 -> None",

@@ -67,11 +67,12 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(folder):
     assert len(rows_of(folder.path / "environment.jsonl")) == 1
 
 
-def test_a_folder_that_holds_a_run_can_be_resumed_with_more_steps(folder):
+def test_a_run_is_resumed_with_other_settings_where_they_may_change_and_writes_them_down(folder):
     folder.begin(load_preset("digits"), resume=False)
     folder.end()
-    folder.begin(load_preset("digits", "--steps=9999", "--data.path=elsewhere"), resume=True)
-    assert load_config(folder.config_file).steps == 9999
+    more = load_preset("digits", "--steps=9999", "--data.path=elsewhere", "--optimizer.lr=0.0005", "--optimizer.clip=null")
+    folder.begin(more, resume=True)
+    assert load_config(folder.config_file) == more
     assert len(rows_of(folder.path / "environment.jsonl")) == 2
 
 
@@ -84,12 +85,12 @@ def test_other_pinned_settings_are_refused_with_their_names(folder):
     folder.begin(load_preset("digits"), resume=False)
     folder.end()
     before = folder.config_file.read_text()
-    other = load_preset("digits", "--optimizer.lr=0.5", "--model.options.width=8", "--sampler=uniform", "--steps=7")
+    other = load_preset("digits", "--optimizer.eps=0.5", "--model.options.width=8", "--sampler=uniform", "--steps=7")
     with pytest.raises(ValueError, match="cannot be resumed with other settings") as error:
         folder.begin(other, resume=True)
     assert str(error.value).endswith(
         "one cannot be resumed with other settings: sampler: adaptive -> uniform; model.options.width: 64 -> 8; "
-        "optimizer.lr: 0.001 -> 0.5. Start a new run with --out"
+        "optimizer.eps: 1e-08 -> 0.5. Start a new run with --out"
     )
     assert folder.config_file.read_text() == before
     folder.begin(load_preset("digits"), resume=True)  # the failure has not locked it

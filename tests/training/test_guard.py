@@ -58,7 +58,7 @@ def test_only_steps_in_a_row_stop_training():
         tell(guard, NAN)
         guard.check(3, "")
         tell(guard)
-        guard.check(1, "")
+        guard.check(3, "")
     assert (int(guard.run), int(guard.skipped)) == (0, 10)
     for count in (1, 2, 3):
         tell(guard, NAN)
@@ -67,6 +67,39 @@ def test_only_steps_in_a_row_stop_training():
     assert message_of(guard, 3).startswith(
         "3 steps in a row had a loss or gradient that is not finite and were skipped (13 in all)"
     )
+
+
+def test_a_long_bad_run_is_not_forgiven_for_a_good_step_before_the_check():
+    """On a GPU the check comes only at log points: steps that failed long ago may be followed by one that did not."""
+    guard = Guard()
+    for _ in range(4):
+        tell(guard, NAN)
+    tell(guard)
+    assert int(guard.run) == 0
+    assert message_of(guard, 4).startswith("4 steps in a row")
+    guard.check(1, "")  # it was reported; nothing has failed since
+
+
+def test_short_bad_runs_between_two_checks_do_not_add_up():
+    guard = Guard()
+    for _ in range(3):
+        tell(guard, NAN)
+        tell(guard, NAN)
+        tell(guard)
+    guard.check(3, "")
+    assert (int(guard.longest), int(guard.skipped)) == (0, 6)
+
+
+def test_a_bad_run_counts_across_checks_and_checkpoints():
+    guard = Guard()
+    tell(guard, NAN)
+    tell(guard, NAN)
+    guard.check(3, "")
+    restored = Guard()
+    restored.load_state_dict(guard.state_dict())
+    tell(restored, NAN)
+    tell(restored)
+    assert message_of(restored, 3).startswith("3 steps in a row")
 
 
 def test_the_message_names_exactly_the_timesteps_whose_loss_was_not_finite():

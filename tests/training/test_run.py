@@ -1,6 +1,7 @@
 """A run in its folder: samples and trackers that change nothing, errors that say what to do, all kinds of data."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +12,11 @@ from PIL import Image
 from noisewise.evaluation.generate import generate
 from noisewise.evaluation.solvers import default_solver
 from noisewise.training import checkpoint
-from noisewise.training.config import DataConfig, ModelConfig, OptimizerConfig
+from noisewise.training.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig
 from noisewise.training.data import Synthetic
 from noisewise.training.guard import Diverged
 from noisewise.training.models import build_model
+from noisewise.training.options import load_config
 from noisewise.training.progress import Quiet
 from noisewise.training.run import Run, default_folder, dry_run, train
 from tests.training.tiny import DIT, differing, own, tensors, tiny
@@ -37,6 +39,15 @@ def logged(config, **changes):
 def rows_of(folder):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if key not in ("seconds", "steps_per_second")} for row in rows]
+
+
+def distance(one, other):
+    """How far apart the weights are."""
+    return sum(float((other[name] - value).square().sum()) for name, value in one.items() if name.startswith("model/")) ** 0.5
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 def final(folder, step=12):
@@ -70,7 +81,8 @@ def test_pictures_and_trackers_do_not_change_training(plain, tmp_path):
     pictures = sorted(path.name for path in (other / "samples").iterdir())
     assert pictures == [f"step-{step:08d}.png" for step in (3, 6, 9, 12)]
     assert Image.open(other / "samples" / pictures[0]).size == (2 * 33 + 1, 2 * 33 + 1)
-    assert list(other.rglob("events.out.tfevents.*"))
+    assert list((other / "trackers").rglob("events.out.tfevents.*"))
+    assert {path.name for path in other.iterdir()} - {path.name for path in folder.iterdir()} == {"samples", "trackers"}
 
 
 def test_pictures_with_dropout_do_not_change_training(tmp_path):
@@ -142,6 +154,50 @@ def test_a_run_is_not_resumed_with_other_settings(plain):
     changed = replace(config, batch=8, sampler="uniform")
     with pytest.raises(ValueError, match=r"sampler: adaptive:warmup=2,every=2 -> uniform.*batch: 16 -> 8.*--out"):
         train(changed, resume=True)
+
+
+def test_a_run_is_resumed_with_a_lower_learning_rate(plain, tmp_path):
+    config, folder = plain
+    before = shutil.copytree(folder, tmp_path / "before")
+    lower = replace(config, steps=16, optimizer=replace(config.optimizer, lr=1e-3, clip=0.5))
+    train(lower, resume=True)
+    assert load_config(folder / "config.yaml") == lower
+    assert [(row["step"], row["lr"]) for row in rows_of(folder)] == [(4, 1e-2), (8, 1e-2), (12, 1e-2), (16, 1e-3)]
+    higher = train(replace(config, steps=16, out=str(tmp_path / "higher")))
+    assert 0 < distance(final(before), final(folder, 16)) < 0.3 * distance(final(before), final(higher, 16))
+
+
+def test_a_rotten_checkpoint_costs_a_run_nothing_but_its_own_steps(tmp_path):
+    """At 10 whole, at 14 rotten: resumed at 10, and keeping one, the next save must not remove what is whole."""
+    config = tiny(out=str(tmp_path / "run"), steps=14, checkpoint=CheckpointConfig(every=10, keep=2))
+    folder = train(config)
+    assert names_in(folder / "checkpoints") == ["step-00000010", "step-00000014"]
+    victim = folder / "checkpoints" / "step-00000014" / "model.safetensors"
+    victim.write_bytes(victim.read_bytes()[:-1])
+    heard = Heard()
+    config = replace(config, steps=20, checkpoint=CheckpointConfig(every=12, keep=1))
+    run = Run(config, resume=True, progress=heard)
+    assert run.trainer.step == 10
+    assert any("step-00000014: model.safetensors is not what was written" in message for message in heard.messages)
+    assert names_in(folder / "checkpoints") == ["step-00000010", "unusable-step-00000014"]
+    for step in run.advance():
+        if step == 12:
+            assert names_in(folder / "checkpoints") == ["step-00000012", "unusable-step-00000014"]
+            assert checkpoint.newest_name(folder / "checkpoints") == "step-00000012"
+    run.close()
+    assert names_in(folder / "checkpoints") == ["step-00000020", "unusable-step-00000014"]
+    straight = train(replace(config, out=str(tmp_path / "straight")))
+    assert differing(final(folder, 20), final(straight, 20)) == []
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_and_left_where_it_is(plain):
+    config, folder = plain
+    found = checkpoint.load(folder / "checkpoints" / "step-00000012")
+    del found.tensors["guard"]
+    checkpoint.save(folder / "checkpoints", 13, found.tensors, found.state)
+    with pytest.raises(checkpoint.CheckpointError, match="step-00000013 does not fit this run"):
+        train(replace(config, steps=20), resume=True)
+    assert names_in(folder / "checkpoints") == ["step-00000012", "step-00000013"]
 
 
 def test_a_folder_in_use_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """The loop itself, in this process: exact resumption for every method, skipped steps, equal conditions for all samplers."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from noisewise.diagnostics import mean_density
+from noisewise.training.checkpoint import CheckpointError
 from noisewise.training.config import EMAConfig, ModelConfig, OptimizerConfig
 from noisewise.training.guard import Diverged
 from tests.samplers.specs import ALL_SPECS, LEARNERS
@@ -63,7 +65,7 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_uninterrupted_one_does(settings
     rows += advance(second, 12)
 
     assert differing(tensors(straight), tensors(second)) == []
-    assert str(rows) == str(expected)  # NaN, where all steps since the last row were skipped, equals itself
+    assert rows == expected
     assert [row["step"] for row in rows] == [4, 8, 12]
     assert (second.samples, second.ema.updates) == (straight.samples, straight.ema.updates) == (192, straight.ema.updates)
     assert differing(tensors(straight, "model"), tensors(first, "model")) != []
@@ -85,10 +87,11 @@ def test_samplers_of_one_seed_share_initial_weights_data_and_noise():
         advance(trainer, 5)
         table = trainer.objective.process
         noises = []
-        for x0, (x, time) in zip(data, trainer.model.seen, strict=True):
+        seen = trainer.model.seen[1:]  # the first is the warm-up
+        for x0, (x, time) in zip(data, seen, strict=True):
             alpha, sigma = (value.view(-1, 1, 1, 1) for value in table.scales((time + 0.5) / table.steps))
             noises.append((x - alpha * x0) / sigma)
-        runs[spec] = (start, data, noises, [time for _, time in trainer.model.seen])
+        runs[spec] = (start, data, noises, [time for _, time in seen])
     start, data, noises, times = runs.pop("uniform")
     assert not torch.equal(noises[0], noises[1])
     torch.testing.assert_close(torch.cat(noises).std(), torch.tensor(1.0), atol=0.05, rtol=0)
@@ -161,6 +164,72 @@ def test_a_step_that_is_not_finite_leaves_model_and_optimizer_as_they_were():
     assert rows[-1]["skipped"] == int(trainer.guard.skipped) >= skipped
 
 
+def test_a_skipped_step_puts_the_statistics_of_batch_norm_back():
+    """One batch of NaN would make the running mean NaN for ever, though no weight has changed."""
+    trainer = trainer_of(tiny(model=own("Normed")))
+    for _ in range(3):
+        trainer.training_step()
+    before = tensors(trainer, "model", "optimizer")
+    assert {name for name in before if "norm." in name} >= {f"model/norm.{name}" for name in ("running_mean", "running_var")}
+    get = trainer.batches.get
+    trainer.batches.get = lambda position: (torch.full_like(get(position)[0], torch.nan), get(position)[1])
+    trainer.training_step()
+    after = tensors(trainer, "model", "optimizer")
+    assert int(trainer.guard.skipped) == 1
+    assert differing(before, after) == []
+    assert all(torch.isfinite(value).all() for value in after.values())
+    assert int(after["model/norm.num_batches_tracked"]) == 3
+    trainer.batches.get = get
+    trainer.training_step()
+    changed = [name for name, value in tensors(trainer, "model").items() if not torch.equal(value, before[name])]
+    assert {"model/norm.running_mean", "model/norm.running_var", "model/norm.num_batches_tracked"} <= set(changed)
+
+
+def test_one_bad_micro_batch_undoes_the_statistics_of_the_good_ones_too():
+    trainer = trainer_of(tiny(model=own("Normed"), accumulation=4))
+    trainer.training_step()
+    before = tensors(trainer, "model")
+    get = trainer.batches.get
+    trainer.batches.get = lambda position: (get(position)[0] * (torch.nan if position == 16 + 8 else 1.0), get(position)[1])
+    trainer.training_step()
+    assert int(trainer.guard.skipped) == 1
+    assert differing(before, tensors(trainer, "model")) == []
+
+
+def test_the_warm_up_leaves_no_trace():
+    trainer = trainer_of(tiny(model=own("Normed"), sampler="adaptive:warmup=2,every=2+learned"))
+    before = tensors(trainer)
+    trainer.warm_up()
+    assert differing(before, tensors(trainer)) == []
+    assert all(parameter.grad is None for parameter in trainer.parameters)
+    assert (trainer.step, trainer.samples, trainer.seconds) == (0, 0, 0.0)
+
+
+def test_the_warm_up_comes_once_before_the_first_step_and_not_when_there_is_none():
+    trainer = trainer_of(tiny(model=own("Recording"), steps=2))
+    calls = trainer.model.seen
+    steps = trainer.run()
+    next(steps)
+    assert len(calls) == 2
+    assert [len(x) for x, _ in calls] == [16, 16]
+    list(steps)
+    assert len(calls) == 3
+    list(trainer.run())
+    assert len(calls) == 3
+
+
+def test_a_row_without_any_step_has_no_loss():
+    trainer = trainer_of(tiny(model=own("Poisoned")))
+    trainer.model.high = 1000
+    row = advance(trainer, 4)[0]
+    assert (row["loss"], row["gradient_norm"], row["skipped"]) == (None, None, 4)
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+    trainer.model.high = 0
+    row = advance(trainer, 8)[0]
+    assert row["loss"] > 0
+    assert row["gradient_norm"] > 0
+
+
 @pytest.mark.parametrize("spec", LEARNERS)
 def test_steps_without_any_finite_loss_do_not_disturb_the_sampler(spec):
     """Its density stays a density; where it follows losses, it stays what it was."""
@@ -218,6 +287,51 @@ def test_the_parameters_of_a_learned_weighting_train_and_are_saved(tmp_path):
     assert differing(before, tensors(trainer, "weighting"))
     kept = saved(trainer, tmp_path)
     assert any(name.startswith("weighting.") for name in kept.tensors["optimizer"])
+
+
+@pytest.mark.parametrize("part", ["model", "ema", "optimizer", "sampler", "weighting", "monitor", "guard"])
+def test_a_checkpoint_without_one_of_its_parts_is_refused(part, tmp_path):
+    trainer = trainer_of(tiny())
+    advance(trainer, 4)
+    kept = saved(trainer, tmp_path)
+    assert part in kept.tensors
+    del kept.tensors[part]
+    with pytest.raises(CheckpointError, match=rf"step-00000004 does not fit this run: KeyError: '{part}'"):
+        trainer_of(tiny()).load(kept)
+
+
+@pytest.mark.parametrize("key", ["step", "samples", "seconds", "ema_updates"])
+@pytest.mark.parametrize("value", ["missing", None, "many"])
+def test_a_checkpoint_without_one_of_its_numbers_is_refused(key, value, tmp_path):
+    trainer = trainer_of(tiny())
+    advance(trainer, 4)
+    kept = saved(trainer, tmp_path)
+    kept.state[key] = value
+    if value == "missing":
+        del kept.state[key]
+    with pytest.raises(CheckpointError, match="step-00000004 does not fit this run: "):
+        trainer_of(tiny()).load(kept)
+
+
+@pytest.mark.parametrize("part", ["model", "ema", "sampler", "weighting", "monitor", "guard"])
+def test_a_checkpoint_without_one_of_its_tensors_is_refused(part, tmp_path):
+    config = tiny(sampler="adaptive:warmup=2,every=2+learned")
+    trainer = trainer_of(config)
+    advance(trainer, 4)
+    kept = saved(trainer, tmp_path)
+    name = next(iter(kept.tensors[part]))
+    del kept.tensors[part][name]
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        trainer_of(config).load(kept)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    trainer = trainer_of(tiny())
+    advance(trainer, 4)
+    with pytest.raises(
+        CheckpointError, match=r"the checkpoint's model does not fit: .* was it made by another model or version"
+    ):
+        trainer_of(tiny(model=own("Own"))).load(saved(trainer, tmp_path))
 
 
 def test_a_budget_in_seconds_ends_the_run_with_a_row_of_metrics():

@@ -85,6 +85,17 @@ class Own(nn.Module):
         return self.out(self.dropout(torch.relu(self.into(torch.cat([x, plane], 1)))))
 
 
+class Normed(Own):
+    """Keeps running statistics of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return super().forward(self.norm(x), time)
+
+
 class Poisoned(Own):
     """Gives NaN at timesteps from `low` to below `high`."""
 
