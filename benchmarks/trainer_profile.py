@@ -1,8 +1,8 @@
-"""Where a training step of the CPU demo goes: the model's forward, backward and optimizer step, and everything around them.
+"""Where a training step of the CPU demo goes: forward, backward and update (clip, Adam) of the model, and everything else.
 
     python benchmarks/trainer_profile.py [--steps 300] [--sampler adaptive] [--json benchmarks/results/trainer_profile.jsonl]
 
-The share of everything else (data, timesteps, noise, loss, averages, statistics, log) should stay below 5 %. Each part is timed
+The share of everything else (data, timesteps, noise, loss, average, statistics) should stay below 5 %. Each part is timed
 on its own; on a CPU nothing runs in the background.
 """
 
@@ -15,13 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from noisewise.training import optimizer as optimization
 from noisewise.training.folder import environment
 from noisewise.training.options import load_preset
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.parts import build_parts
 from noisewise.training.trainer import Trainer
 
-MODEL = ("forward", "backward", "optimizer step")
+MODEL = ("forward", "backward", "clip gradients", "optimizer step")
 
 
 def timed(parts: dict[str, float], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,6 +47,7 @@ def main() -> None:
     parts: dict[str, float] = defaultdict(float)
     trainer.call = timed(parts, "forward", trainer.call)
     trainer.accelerator.backward = timed(parts, "backward", trainer.accelerator.backward)
+    optimization.clip_gradients = timed(parts, "clip gradients", optimization.clip_gradients)
     trainer.optimizer.step = timed(parts, "optimizer step", trainer.optimizer.step)
     trainer.batches.get = timed(parts, "data", trainer.batches.get)
     trainer.sampler.sample = timed(parts, "timesteps", trainer.sampler.sample)
@@ -64,7 +66,7 @@ def main() -> None:
     outside = statistics.median(1 - sum(row[name] for name in MODEL) / row["step"] for row in rows)
     for name in sorted(names, key=lambda name: -median[name]):
         print(f"{name:16s} {median[name] * 1e3:8.3f} ms  {median[name] / median['step']:6.1%}")
-    print(f"{'step':16s} {median['step'] * 1e3:8.3f} ms; outside the model's forward, backward and step: {outside:.1%}")
+    print(f"{'step':16s} {median['step'] * 1e3:8.3f} ms; outside the model's forward, backward and update: {outside:.1%}")
     if args.json:
         row = {"sampler": args.sampler, "steps": args.steps, "outside": round(outside, 4)}
         row |= {"milliseconds": {name: round(value * 1e3, 4) for name, value in median.items()}, **environment()}

@@ -82,7 +82,7 @@ def train(arguments: list[str]) -> int:
     )
     stored = Path(known.out) / "config.yaml" if known.out and known.resume else None
     rest += ["--out", known.out] if known.out else []
-    config = parse_config(parser, with_files(rest, known.preset, stored))
+    config = parse_config(parser, with_files(rest, known.preset, stored), ["--preset", "--resume", "--dry-run"])
     if known.dry_run:
         from noisewise.training.run import dry_run
 

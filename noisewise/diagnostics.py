@@ -146,9 +146,9 @@ class Monitor(nn.Module):
         self.counts += batch[0].long()
         self.skipped.count(batch[3].sum())
         weight = wide(draw.weight)
-        n, total, squares = distributed.gather_sum(torch.stack([torch.ones_like(weight), weight, weight**2]).sum(1))
+        sums = distributed.gather_sum(torch.stack([weight.sum(), weight.square().sum(), weight.new_full((), len(weight))]))
         self.batches += 1
-        self.weights += (torch.stack([total, squares]) / n - self.weights) / self.batches
+        self.weights += (sums[:2] / sums[2] - self.weights) / self.batches
 
     @torch.no_grad()
     def snapshot(self, sampler: Any, x0: Tensor | None = None) -> None:

@@ -24,6 +24,7 @@ TINY = [
     "--log.every=3",
     "--log.trackers=[]",
     "--log.samples_every=0",
+    "--model.name=dit",
     '--model.options={"patch": 4, "width": 16, "depth": 1, "heads": 2}',
 ]
 

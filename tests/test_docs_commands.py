@@ -38,7 +38,7 @@ NOISEWISE = re.compile(r"(?:python -m )?noisewise ")
 TINY = ["--batch=8", "--device=cpu", "--precision=fp32", "--log.samples=4", "--log.sample_steps=3"]
 SHORTER = {
     "train": [*TINY, "--log.trackers=[]"],
-    "compare": [*TINY, "--budget=2it", "--seeds=1", "--images=8", "--model.options.width=16"],
+    "compare": [*TINY, "--budget=2it", "--seeds=1", "--images=8", "--model.options.channels=8"],
     "generate": ["--count=8", "--steps=3", "--device=cpu"],
     "evaluate": ["--count=64", "--steps=3", "--heldout=16", "--levels=4", "--device=cpu"],
 }
@@ -85,7 +85,7 @@ def shortened(words: list[str]) -> list[str]:
     if words[0] == "train":
         more.append("--steps=6" if "--resume" in words else "--steps=4")
         if "digits" in words and "--model.name" not in words:
-            more.append("--model.options.width=16")
+            more.append("--model.options.channels=8")
     return words + more
 
 

@@ -22,6 +22,7 @@ from noisewise import distributed
 from noisewise.evaluation.common import PRECISIONS
 from noisewise.evaluation.decoding import Decoder
 from noisewise.evaluation.generate import generate_batches
+from noisewise.evaluation.precision import full_float32
 from noisewise.evaluation.preprocess import to_uint8
 from noisewise.evaluation.solvers import Solver, default_solver
 from noisewise.evaluation.trained import Trained
@@ -221,7 +222,7 @@ def fill(
     kind = torch.device(device).type
     for chunk in images.chunks()[distributed.rank() :: distributed.world_size()]:
         if not images.has(chunk):
-            with torch.autocast(kind, precision or torch.bfloat16, enabled=precision is not None):
+            with full_float32() if precision is None else torch.autocast(kind, precision):
                 batches = generate_batches(
                     trained.call,
                     trained.objective,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from noisewise import distributed
 from noisewise.evaluation.guidance import denoiser
 from noisewise.evaluation.solvers import Denoise
 from noisewise.objective import Objective
@@ -105,7 +106,10 @@ def _found(folder: Path, step: int | None, tell: Callable[[str], None]) -> check
         if step not in steps:
             raise FileNotFoundError(f"{folder} has no checkpoint of step {step}; it has {', '.join(map(str, steps)) or 'none'}")
         return checkpoint.load(folder / checkpoint.name_of(step))
-    found = checkpoint.newest(folder, tell)
-    if found is None:
+    found = checkpoint.newest(folder, tell) if distributed.rank() == 0 else None
+    chosen = int(
+        distributed.from_first_rank(torch.tensor([-1 if found is None else found.step]))
+    )  # training may go on meanwhile
+    if chosen < 0:
         raise FileNotFoundError(f"{folder} has no checkpoint yet: let the run train for longer")
-    return found
+    return found or checkpoint.load(folder / checkpoint.name_of(chosen))

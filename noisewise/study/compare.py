@@ -45,11 +45,14 @@ def main(arguments: list[str]) -> int:
         "--samplers", default="uniform,minsnr,adaptive", help="specs, separated by commas; the first is the baseline"
     )
     first.add_argument("--seeds", type=int, default=2, help="runs of each sampler")
-    first.add_argument("--budget", default="30s", help="of each run: seconds (30s) or steps (1000it)")
-    first.add_argument("--images", type=int, default=2000, help="generated images of each run for the distance")
+    first.add_argument("--budget", default="25s", help="of each run: seconds (30s) or steps (1000it)")
+    first.add_argument("--images", type=int, default=1000, help="generated images of each run for the distance; 5000 or more for figures")
     first.add_argument("--out", type=Path, default=None, help="a folder for runs, results and report")
     known, rest = first.parse_known_args(arguments)
-    config = parse_config(config_parser(prog="noisewise compare"), with_files(rest, known.preset))
+    if any(word.partition("=")[0] in ("--sampler", "--seed") for word in rest):
+        raise ValueError("compare takes --samplers and --seeds, not --sampler and --seed")
+    own = [option for action in first._actions for option in action.option_strings]
+    config = parse_config(config_parser(prog="noisewise compare"), with_files(rest, known.preset), own)
     config = with_budget(config, known.budget)
     configs = combinations(config, split_specs(known.samplers), known.seeds, known.out or Path("out") / config.name)
     folder = Path(configs[0].out or "").parent.parent

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from noisewise.training.config import Config
 from noisewise.training.progress import Progress, clock, share_and_time_left, sparkline
@@ -30,7 +31,7 @@ class Line(Progress):
         self.last = row
 
     def tell(self, message: str) -> None:
-        self.board.console.print(message, highlight=False)
+        self.board.say(message)
 
 
 class Board:
@@ -48,7 +49,11 @@ class Board:
         """Say what happens to a run after training."""
         self.lines[i].state = state
         if not self.console.is_terminal:
-            self.console.print(f"{state}: {self.lines[i].config.sampler}, seed {self.lines[i].config.seed}", highlight=False)
+            self.say(f"{state}: {self.lines[i].config.sampler}, seed {self.lines[i].config.seed}")
+
+    def say(self, message: str) -> None:
+        """Print a line as it is."""
+        self.console.print(message, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -72,7 +77,7 @@ class Board:
             share, left = self.share_and_left()
             if int(share * 10) > self._said:
                 self._said = int(share * 10)
-                self.console.print(f"training: {share:.0%} done, about {clock(left)} left", highlight=False)
+                self.say(f"training: {share:.0%} done, about {clock(left)} left")
 
     def _drawn(self) -> Table:
         share, left = self.share_and_left()
@@ -83,7 +88,7 @@ class Board:
             row, (step, seconds) = line.last, line.now
             done = share_and_time_left(line.config, (0, 0.0), line.now)[0]
             table.add_row(
-                f"[bold]{line.config.sampler}[/bold]",
+                Text(line.config.sampler, "bold"),
                 str(line.config.seed),
                 ProgressBar(total=1.0, completed=done, width=16),
                 str(step),

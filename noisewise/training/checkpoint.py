@@ -11,6 +11,7 @@ it is used, every file is compared with the manifest. Only safetensors and JSON 
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -169,8 +170,8 @@ def prune(folder: Path, keep: int, keep_every: int = 0) -> None:
 def set_aside(path: Path) -> None:
     """Rename a checkpoint that cannot be used, so that it is neither counted as one of the newest nor lost."""
     if path.exists():
-        taken = sum(other.name.startswith(f"{UNUSABLE}{path.name}") for other in path.parent.iterdir())
-        path.rename(path.with_name(f"{UNUSABLE}{path.name}" + (f"-{taken}" if taken else "")))
+        names = (f"{UNUSABLE}{path.name}" + (f"-{n}" if n else "") for n in itertools.count())
+        path.rename(next(place for name in names if not (place := path.with_name(name)).exists()))
 
 
 def set_aside_after(folder: Path, step: int) -> None:

@@ -37,9 +37,10 @@ class Guard(nn.Module):
         self.run.add_(1).mul_(~finite)
         torch.maximum(self.longest, self.run, out=self.longest)
         now = (times.double(), losses.double())
-        before = self._last_bad or now
+        nothing = (torch.full_like(now[0], torch.nan), torch.zeros_like(now[1]))
+        before = self._last_bad or nothing
         if before[0].shape != times.shape:  # a batch of another size
-            before = now
+            before = nothing
         self._last_bad = (torch.where(finite, before[0], now[0]), torch.where(finite, before[1], now[1]))
 
     def means(self) -> tuple[float, float]:
@@ -64,6 +65,8 @@ class Guard(nn.Module):
         if self._last_bad is None:
             return "no batch has been seen since the start"
         times, losses = (distributed.gather_rows(values) for values in self._last_bad)  # all ranks raise at the same step
+        if torch.isnan(times).all():
+            return "they were before the last checkpoint"
         bad = times[~torch.isfinite(losses)].unique().tolist()
         if bad:
             return f"in the last one the loss was not finite at {_listed(bad)} ({len(bad)} of {len(times)} samples)"

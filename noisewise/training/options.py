@@ -66,13 +66,18 @@ def load_config(path: Path) -> Config:
     return _parsed(["--config", str(path)])
 
 
-def parse_config(parser: ArgumentParser, arguments: list[str]) -> Config:
-    """The configuration that arguments describe; a ValueError says what is wrong with them, and what was probably meant."""
+def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[str] = ()) -> Config:
+    """The configuration that arguments describe; a ValueError says what is wrong with them, and what was probably meant.
+
+    `others` are options of the command besides those of the configuration, for the suggestions.
+    """
     try:
         namespace = parser.parse_args(arguments)
     except ArgumentError as error:
-        known = [option for action in parser._actions for option in action.option_strings]
-        words = [word.partition("=")[0] for word in arguments if word.startswith("--") and word.partition("=")[0] not in known]
+        known = [*others, *(option for action in parser._actions for option in action.option_strings)]
+        names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+        free = tuple(f"--{group}.options." for group in ("data", "model"))
+        words = [name for name in names if name not in known and not name.startswith(free)]
         close = [meant[0] for word in words if (meant := difflib.get_close_matches(word, known, 1))]
         hint = f"; did you mean {' or '.join(close)}?" if close and "nrecognized" in str(error) else ""
         raise ValueError(f"{error}{hint}") from error

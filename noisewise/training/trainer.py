@@ -75,9 +75,8 @@ class Trainer:
         self.ema = EMA(self.model, config.ema)
         self.sampler.attach(self.network, self.optimizer)
         self.monitor, self.guard = Monitor(decay=0.99).to(self.device), Guard().to(self.device)
-        kept = (
-            self.model.state_dict()
-        )  # running statistics (BatchNorm's) change in the forward pass: a skipped step puts them back
+        # running statistics (BatchNorm's) change in the forward pass: a skipped step puts them back
+        kept = self.model.state_dict()
         self._running_buffers = [value for name, value in self.model.named_buffers() if name in kept]
         self.batches = Batches(
             parts.source,
@@ -109,7 +108,7 @@ class Trainer:
             pausing = logging or any(every and (self.step + 1) % every == 0 for every in others)
             self.timed_step(wait=pausing)  # or what the device still has to do would end off the clock
             row = self._metrics() if logging else None
-            if logging or self.device.type == "cpu":
+            if pausing or self.device.type == "cpu":
                 self.guard.check(self.config.max_bad_steps, WHAT_NOW)
             yield row
         if self.step != self._mark[0]:  # the seconds ran out between two log points
@@ -284,6 +283,7 @@ class Trainer:
         load_module(self.weighting, tensors["weighting"], "weighting")
         load_module(self.monitor, tensors["monitor"], "monitor")
         load_module(self.guard, tensors["guard"], "guard")
+        self.guard.longest.zero_()  # a run that went on from before its trouble gets another chance
         self.step, self.samples, self.seconds = int(state["step"]), int(state["samples"]), float(state["seconds"])
         self.ema.updates = int(state["ema_updates"])
         if self.accelerator.scaler is not None and state["scaler"]:

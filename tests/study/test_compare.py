@@ -24,6 +24,7 @@ TINY = [
     "--preset=digits",
     "--device=cpu",
     "--batch=16",
+    "--model.name=dit",
     '--model.options={"patch": 4, "width": 16, "depth": 1, "heads": 2}',
     "--log.sample_steps=3",
     "--images=40",

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 TINY = [
     "--preset=digits",
     "--batch=16",
+    "--model.name=dit",
     '--model.options={"patch": 4, "width": 16, "depth": 1, "heads": 2}',
     "--sampler=adaptive:warmup=20,every=10",
     "--log.every=10",

@@ -77,6 +77,8 @@ OTHER = {  # for each setting, a value that it has neither by default nor in the
 }
 NEEDS = {"optimizer.weight_decay": ("optimizer.name", "adamw")}
 
+DIGITS = {"channels": 16, "multipliers": [1, 2], "blocks": 1, "attention": [], "dropout": 0.0}  # of the preset's network
+
 
 def leaves(values, prefix=""):
     """Dotted names and values; the open dicts (`options`) are one value each."""
@@ -152,11 +154,11 @@ def test_the_command_line_prints_what_it_reads(tmp_path):
         command = [sys.executable, "-m", "noisewise", "train", *arguments, "--print-config"]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
-    first = printed("--preset", "digits", "--steps", "5", "--model.options.width", "32")
+    first = printed("--preset", "digits", "--steps", "5", "--model.options.channels", "32")
     assert yaml.safe_load(first)["steps"] == 5
     (tmp_path / "printed.yaml").write_text(first)
     assert printed("--config", str(tmp_path / "printed.yaml")) == first
-    assert load_config(tmp_path / "printed.yaml") == load_preset("digits", "--steps=5", "--model.options.width=32")
+    assert load_config(tmp_path / "printed.yaml") == load_preset("digits", "--steps=5", "--model.options.channels=32")
 
 
 @pytest.mark.parametrize("name", ["nothing", "", "../config", "digits.yaml", "Digits"])
@@ -203,9 +205,10 @@ def test_any_settings_together_survive_a_file_and_the_command_line(names, split,
 @pytest.mark.parametrize(
     ("argument", "value", "expected"),
     [
-        ("--model.options.width", "32", {"patch": 2, "width": 32, "depth": 4, "heads": 4}),
-        ("--model.options.dropout", "0.5", {"patch": 2, "width": 64, "depth": 4, "heads": 4, "dropout": 0.5}),
-        ("--model.options.attention", "[8, 4]", {"patch": 2, "width": 64, "depth": 4, "heads": 4, "attention": [8, 4]}),
+        ("--model.options.channels", "32", {**DIGITS, "channels": 32}),
+        ("--model.options.dropout", "0.5", {**DIGITS, "dropout": 0.5}),
+        ("--model.options.attention", "[8, 4]", {**DIGITS, "attention": [8, 4]}),
+        ("--model.options.groups", "4", {**DIGITS, "groups": 4}),
         ("--model.options", "{width: 32}", {"width": 32}),
     ],
 )
@@ -440,11 +443,11 @@ def test_a_change_is_named_exactly_if_the_setting_is_pinned(name):
 
 
 def test_a_change_shows_both_values():
-    arguments = ["--optimizer.lr=0.5", "--optimizer.eps=0.25", "--model.options.width=8", "--steps=9"]
+    arguments = ["--optimizer.lr=0.5", "--optimizer.eps=0.25", "--model.options.channels=8", "--steps=9"]
     old, new = load_preset("digits"), load_preset("digits", *arguments)
-    assert changed(old, new) == ["model.options.width: 64 -> 8", "optimizer.eps: 1e-08 -> 0.25"]
-    assert changed(old, load_preset("digits", "--model.options={width: 64}")) == [
-        "model.options.patch: 2 -> None",
-        "model.options.depth: 4 -> None",
-        "model.options.heads: 4 -> None",
+    assert changed(old, new) == ["model.options.channels: 16 -> 8", "optimizer.eps: 1e-08 -> 0.25"]
+    assert changed(old, load_preset("digits", "--model.options={channels: 16, blocks: 1}")) == [
+        "model.options.multipliers: [1, 2] -> None",
+        "model.options.attention: [] -> None",
+        "model.options.dropout: 0.0 -> None",
     ]

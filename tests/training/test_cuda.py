@@ -14,7 +14,8 @@ from noisewise.training.run import dry_run
 from noisewise.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-TINY = ["--batch=32", '--model.options={"patch": 2, "width": 32, "depth": 2, "heads": 2}', "--log.trackers=[]", "--device=cuda"]
+DIT = ["--model.name=dit", '--model.options={"patch": 2, "width": 32, "depth": 2, "heads": 2}']
+TINY = ["--batch=32", *DIT, "--log.trackers=[]", "--device=cuda"]
 
 
 def trainer(*options: str, model: nn.Module | None = None) -> Trainer:

@@ -85,11 +85,11 @@ def test_other_pinned_settings_are_refused_with_their_names(folder):
     folder.begin(load_preset("digits"), resume=False)
     folder.end()
     before = folder.config_file.read_text()
-    other = load_preset("digits", "--optimizer.eps=0.5", "--model.options.width=8", "--sampler=uniform", "--steps=7")
+    other = load_preset("digits", "--optimizer.eps=0.5", "--model.options.channels=8", "--sampler=uniform", "--steps=7")
     with pytest.raises(ValueError, match="cannot be resumed with other settings") as error:
         folder.begin(other, resume=True)
     assert str(error.value).endswith(
-        "one cannot be resumed with other settings: sampler: adaptive -> uniform; model.options.width: 64 -> 8; "
+        "one cannot be resumed with other settings: sampler: adaptive -> uniform; model.options.channels: 16 -> 8; "
         "optimizer.eps: 1e-08 -> 0.5. Start a new run with --out"
     )
     assert folder.config_file.read_text() == before
