@@ -57,3 +57,12 @@ def test_the_digits_table_is_that_of_the_file():
             assert len(ratios) == 3
             assert float(number.strip("*")) == round(statistics.mean(ratios), 2)
             assert number.startswith("**") == (max(ratios) < 1)
+
+
+def test_the_demo_figures_are_those_of_the_file():
+    found = {(row["sampler"], row["seed"]): row["distance"] for row in rows("demo_digits.jsonl")}
+    for sampler, place in (("adaptive", r"`adaptive` were at ([\d.]+) times"), ("minsnr", r"Min-SNR at ([\d.]+),")):
+        ratios = [found[sampler, seed] / found["uniform", seed] for seed in (0, 1)]
+        (claim,) = re.findall(place, README)
+        assert float(claim) == round(statistics.mean(ratios), 2)
+        assert max(ratios) < 1

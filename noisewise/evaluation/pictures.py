@@ -11,13 +11,14 @@ from torch import Tensor
 from noisewise.evaluation.preprocess import to_uint8
 
 
-def grid(samples: Tensor, columns: int | None = None, gap: int = 1, enlarge: int | None = None) -> NDArray[np.uint8]:
+def grid(samples: Tensor, columns: int | None = None, gap: int | None = None, enlarge: int | None = None) -> NDArray[np.uint8]:
     """(N, C, H, W) samples in [-1, 1] (or uint8) as one (H, W, 3) picture; small ones are enlarged by whole pixels."""
     if samples.ndim != 4 or samples.shape[1] not in (1, 3) or not len(samples):
         raise ValueError(f"a grid needs samples of shape (N, 1 or 3, H, W), got {tuple(samples.shape)}")
     columns = columns or math.ceil(math.sqrt(len(samples)))
     rows = math.ceil(len(samples) / columns)
     enlarge = enlarge or max(1, round(32 / samples.shape[-1]))
+    gap = enlarge if gap is None else gap
     images = to_uint8(samples).cpu().expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()
     images = images.repeat(enlarge, 1).repeat(enlarge, 2)
     height, width = images.shape[1:3]

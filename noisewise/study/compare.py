@@ -46,7 +46,9 @@ def main(arguments: list[str]) -> int:
     )
     first.add_argument("--seeds", type=int, default=2, help="runs of each sampler")
     first.add_argument("--budget", default="25s", help="of each run: seconds (30s) or steps (1000it)")
-    first.add_argument("--images", type=int, default=1000, help="generated images of each run for the distance; 5000 or more for figures")
+    first.add_argument(
+        "--images", type=int, default=1000, help="generated images of each run for the distance; 5000 or more for figures"
+    )
     first.add_argument("--out", type=Path, default=None, help="a folder for runs, results and report")
     known, rest = first.parse_known_args(arguments)
     if any(word.partition("=")[0] in ("--sampler", "--seed") for word in rest):

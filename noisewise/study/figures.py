@@ -21,6 +21,11 @@ def draw_comparison(results: list[Measured], folders: list[Path], path: Path) ->
     figure = Figure(figsize=(3.1 * (len(grouped) + 1), 6.2), layout="constrained")
     axes = figure.subplots(2, len(grouped) + 1, squeeze=False)
     pictures = results[0].samples.ndim == 4 and results[0].samples.shape[1] in (1, 3)  # not latents
+    histories = {
+        name: [row for row in read_rows(folder / "metrics.jsonl") if "density_by_level" in row]
+        for name, folder in of_sampler.items()
+    }
+    largest = max([2.0, *(value for rows in histories.values() for row in rows for value in row["density_by_level"])])
     for column, (sampler, runs) in enumerate(grouped.items()):
         top, bottom = axes[0, column], axes[1, column]
         if pictures:
@@ -28,17 +33,17 @@ def draw_comparison(results: list[Measured], folders: list[Path], path: Path) ->
         top.set_axis_off()
         distance = "" if runs[0].distance is None else f"\n{runs[0].metric} {np.mean([run.distance for run in runs]):.3g}"
         top.set_title(sampler + distance, fontsize=10, color=COLOURS[column % len(COLOURS)], fontweight="bold")
-        draw_density(bottom, read_rows(of_sampler[sampler] / "metrics.jsonl"))
+        draw_density(bottom, histories[sampler], largest)
     draw_losses(axes[0, -1], axes[1, -1], grouped)
     figure.savefig(path, dpi=110)
 
 
-def draw_density(axis: Any, rows: list[dict[str, Any]]) -> None:
-    """How often each noise level was drawn, as training went on."""
+def draw_density(axis: Any, rows: list[dict[str, Any]], largest: float) -> None:
+    """How often each noise level was drawn, as training went on; one scale of colours for all samplers."""
     density = np.array([row["density_by_level"] for row in rows])
     steps = [0, *(row["step"] for row in rows)]
     edges = np.linspace(0, 1, density.shape[1] + 1)
-    image = axis.pcolormesh(edges, steps, density, cmap="viridis", vmin=0, vmax=max(2.0, float(density.max())))
+    image = axis.pcolormesh(edges, steps, density, cmap="viridis", vmin=0, vmax=largest)
     axis.set(xlabel="u (0: least noise)", ylabel="step")
     axis.set_title("draws, times uniform", fontsize=9)
     axis.figure.colorbar(image, ax=axis, fraction=0.05)

@@ -30,6 +30,12 @@ class Guard(nn.Module):
     @torch.no_grad()
     def update(self, loss: Tensor, norm: Tensor, finite: Tensor, times: Tensor, losses: Tensor) -> None:
         """Take in one step: the loss, the gradient's norm, whether the step was made, and the samples' times and losses."""
+        if finite.device.type == "cpu" and bool(finite):  # the usual step, where looking costs nothing
+            self.loss_sum += loss
+            self.norm_sum += norm
+            self.good += 1
+            self.run.zero_()
+            return
         self.loss_sum += torch.where(finite, loss, 0.0)
         self.norm_sum += torch.where(finite, norm, 0.0)
         self.good += finite
@@ -37,10 +43,9 @@ class Guard(nn.Module):
         self.run.add_(1).mul_(~finite)
         torch.maximum(self.longest, self.run, out=self.longest)
         now = (times.double(), losses.double())
-        nothing = (torch.full_like(now[0], torch.nan), torch.zeros_like(now[1]))
-        before = self._last_bad or nothing
-        if before[0].shape != times.shape:  # a batch of another size
-            before = nothing
+        before = self._last_bad
+        if before is None or before[0].shape != times.shape:  # none yet, or a batch of another size
+            before = (torch.full_like(now[0], torch.nan), torch.zeros_like(now[1]))
         self._last_bad = (torch.where(finite, before[0], now[0]), torch.where(finite, before[1], now[1]))
 
     def means(self) -> tuple[float, float]:

@@ -26,6 +26,7 @@ from noisewise.training.config import Config
 from noisewise.training.data import Batches
 from noisewise.training.ema import EMA
 from noisewise.training.guard import Guard
+from noisewise.training.memory import keep_freed_memory
 from noisewise.training.models import with_labels
 from noisewise.training.parallel import average_gradients, spread
 from noisewise.training.parts import STEP, Parts
@@ -54,6 +55,8 @@ class Trainer:
     def __init__(self, config: Config, parts: Parts, accelerator: Accelerator) -> None:
         self.config, self.parts, self.accelerator = config, parts, accelerator
         self.device: torch.device = accelerator.device
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.objective, self.model = parts.objective, parts.model
         self.micro_batch = config.batch // config.accumulation
         if self.micro_batch % distributed.world_size():
@@ -74,7 +77,7 @@ class Trainer:
         self.scaled_optimizer = accelerator.prepare_optimizer(self.optimizer) if accelerator.scaler is not None else None
         self.ema = EMA(self.model, config.ema)
         self.sampler.attach(self.network, self.optimizer)
-        self.monitor, self.guard = Monitor(decay=0.99).to(self.device), Guard().to(self.device)
+        self.monitor, self.guard = Monitor(bins=2 * LEVELS, decay=0.99).to(self.device), Guard().to(self.device)
         # running statistics (BatchNorm's) change in the forward pass: a skipped step puts them back
         kept = self.model.state_dict()
         self._running_buffers = [value for name, value in self.model.named_buffers() if name in kept]
@@ -142,7 +145,7 @@ class Trainer:
         if not self.network.training:
             self.network.train()
         optimization.set_learning_rate(self.optimizer, optimization.learning_rate(config.optimizer, self.step))
-        self.optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
         buffers = [(buffer, buffer.clone()) for buffer in self._running_buffers]
         draws, losses = [], []
         loss = torch.zeros((), device=self.device)
@@ -203,8 +206,13 @@ class Trainer:
         with preserved_buffers(self.model):
             u = torch.linspace(0.1, 0.9, count, device=self.device)
             self.accelerator.backward(self.loss_at(x0, labels)(slice(None), u).mean())
-        self.optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
         self._wait()
+
+    def _drop_gradients(self) -> None:
+        """optimizer.zero_grad without its bookkeeping."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
