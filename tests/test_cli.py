@@ -122,8 +122,8 @@ def test_a_dry_run_of_the_digits_in_a_process_of_its_own(tmp_path):
     done = run("-m", "noisewise", "train", "--preset=digits", "--dry-run", "--device=cpu", f"--out={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
     said = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    assert said["parameters"] == "328,260"
-    assert said["batch"] == "128"
+    assert said["parameters"] == "163,985"
+    assert said["batch"] == "192"
     assert float(said["seconds_per_step"]) > 0
     assert not (tmp_path / "run").exists()
 
@@ -159,7 +159,7 @@ def test_a_run_goes_on_with_a_lower_learning_rate_and_keeps_it(tmp_path):
     assert yaml.safe_load((out / "config.yaml").read_text())["optimizer"]["lr"] == 0.0001
     assert main(["train", f"--out={out}", "--resume", "--steps=12"]) == 0  # nothing said: as before
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["step"], row["lr"]) for row in rows] == [(3, 0.001), (6, 0.001), (9, 0.0001), (12, 0.0001)]
+    assert [(row["step"], row["lr"]) for row in rows] == [(3, 0.003), (6, 0.003), (9, 0.0001), (12, 0.0001)]
 
 
 def test_encode_and_then_train_on_the_latents(tmp_path, capsys):

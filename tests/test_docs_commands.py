@@ -136,7 +136,7 @@ def help_of(command: str) -> str:
 
 
 def flags_of(command: str) -> set[str]:
-    return set(re.findall(r"--[a-z][\w.-]*[a-z]", help_of(command)))
+    return set(re.findall(r"--[a-z][\w.-]*[a-z0-9]", help_of(command)))
 
 
 def check_flags(text: str) -> int:

@@ -6,6 +6,9 @@ from torch import Tensor, nn
 from noisewise import distributed
 
 
+BEFORE = "they were before the last checkpoint, so their timesteps are not known"
+
+
 class Diverged(FloatingPointError):
     """Too many steps in a row had a loss or gradient that is not finite."""
 
@@ -68,10 +71,10 @@ class Guard(nn.Module):
 
     def _culprits(self) -> str:
         if self._last_bad is None:
-            return "no batch has been seen since the start"
+            return BEFORE
         times, losses = (distributed.gather_rows(values) for values in self._last_bad)  # all ranks raise at the same step
         if torch.isnan(times).all():
-            return "they were before the last checkpoint"
+            return BEFORE
         bad = times[~torch.isfinite(losses)].unique().tolist()
         if bad:
             return f"in the last one the loss was not finite at {_listed(bad)} ({len(bad)} of {len(times)} samples)"

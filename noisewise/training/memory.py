@@ -1,7 +1,7 @@
 """Memory of the C library, for training on a CPU.
 
 glibc gives freed memory back to the system and asks for it again in the next step, page by page: dropping the gradients of the
-digits preset alone took 1.5 ms of a step of 60. Allocators made for this (jemalloc, tcmalloc) must be loaded before Python starts.
+digits preset alone took 1.5 ms of a step of 60. Other allocators (jemalloc, tcmalloc) must be loaded before Python starts.
 """
 
 import ctypes

@@ -44,8 +44,8 @@ def test_a_folder_an_npz_file_and_a_grid_hold_the_same_images(run, tmp_path):
         assert (content["images"].dtype, content["images"].shape) == (np.uint8, (5, 8, 8, 1))
         assert np.array_equal(content["images"][..., 0], expected)
     grid = np.asarray(Image.open(outs["grid"]))
-    assert np.array_equal(grid[1 : 1 + 32 : 4, 1 : 1 + 32 : 4, 0], expected[0])
-    assert np.array_equal(grid[34 : 34 + 32 : 4, 34 : 34 + 32 : 4, 0], expected[4])
+    assert np.array_equal(grid[4 : 4 + 32 : 4, 4 : 4 + 32 : 4, 0], expected[0])
+    assert np.array_equal(grid[40 : 40 + 32 : 4, 40 : 40 + 32 : 4, 0], expected[4])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "new", "run", "x.png"], "parts were left behind"
     assert [path.name for path in outs["npz"].parent.iterdir()] == ["x.npz"]
 

@@ -11,16 +11,16 @@ from noisewise.evaluation.pictures import grid, save_grid
 def test_every_sample_is_where_it_should_be_and_enlarged_by_whole_pixels():
     samples = torch.linspace(-1, 1, 5).view(5, 1, 1, 1).expand(-1, 1, 8, 8)
     picture = grid(samples, columns=3)
-    assert picture.shape == (2 * 33 + 1, 3 * 33 + 1, 3)
+    assert picture.shape == (2 * 36 + 4, 3 * 36 + 4, 3)
     expected = [0, 64, 128, 191, 255]
     for i, value in enumerate(expected):
-        top, left = 1 + (i // 3) * 33, 1 + (i % 3) * 33
+        top, left = 4 + (i // 3) * 36, 4 + (i % 3) * 36
         block = picture[top : top + 32, left : left + 32]
         assert np.ptp(block) == 0
         assert abs(int(block[0, 0, 0]) - value) <= 1
-    assert (picture[34:, 67:] == 255).all()  # the place of a sixth
-    assert (picture[0] == 255).all()
-    assert (picture[:, 33] == 255).all()
+    assert (picture[40:, 76:] == 255).all()  # the place of a sixth
+    assert (picture[:4] == 255).all()
+    assert (picture[:, 36:40] == 255).all()
 
 
 def test_colours_and_pixels_keep_their_place():

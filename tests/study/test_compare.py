@@ -212,3 +212,14 @@ def test_data_without_a_test_split_are_found_before_anything_is_trained(tmp_path
     with pytest.raises((FileNotFoundError, ValueError), match="test"):
         compare(combinations(config, ["uniform"], 1, tmp_path / "out"), images=4)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["--sampler=speed", "--seed=3"])
+def test_the_options_of_a_single_run_are_refused_rather_than_ignored(option, capsys):
+    assert main(["compare", "--preset=digits", option]) == 1
+    assert "takes --samplers and --seeds" in capsys.readouterr().err
+
+
+def test_a_misspelt_option_of_the_comparison_is_recognised(capsys):
+    assert main(["compare", "--preset=digits", "--budgt=3it"]) == 1
+    assert "did you mean --budget?" in capsys.readouterr().err

@@ -234,7 +234,7 @@ def test_a_stored_configuration_comes_before_presets_and_arguments(tmp_path):
     assert with_files(["--steps=1"], stored=stored) == ["--steps=1"]
     stored.write_text(as_yaml(load_preset("cifar10", "--batch=32")))
     config = parsed(*with_files(["--steps=1"], ["digits"], stored))
-    assert (config.steps, config.batch, config.data.flip) == (1, 128, True)
+    assert (config.steps, config.batch, config.data.flip) == (1, 192, True)
 
 
 # Reading back
@@ -400,8 +400,8 @@ def test_specs_that_cannot_be_built_are_refused_with_the_settings(name, spec, me
 
 
 def test_settings_that_do_not_go_together_are_refused():
-    with pytest.raises(ValueError, match="batch=128 does not divide into accumulation=3"):
-        load_preset("digits", "--accumulation=3")
+    with pytest.raises(ValueError, match="batch=192 does not divide into accumulation=5"):
+        load_preset("digits", "--accumulation=5")
     with pytest.raises(ValueError, match=r"optimizer\.name=adamw"):
         load_preset("digits", "--optimizer.weight_decay=0.1")
 

@@ -259,4 +259,4 @@ def test_outside_a_repository_or_without_git_there_is_no_commit(tmp_path, monkey
 def test_the_settings_are_readable_without_this_package(folder):
     folder.begin(load_preset("digits"), resume=False)
     assert folder.config_file.read_text() == as_yaml(load_preset("digits"))
-    assert "  lr: 0.001\n" in folder.config_file.read_text()
+    assert "  lr: 0.003\n" in folder.config_file.read_text()

@@ -168,3 +168,13 @@ def test_a_checkpoint_between_log_points_does_not_change_the_means():
     restored.load_state_dict(state)
     tell(restored, 2.0)
     assert restored.means() == guard.means() == (1.5, 1.0)
+
+
+def test_a_batch_that_was_good_is_never_blamed():
+    """After loading a checkpoint the first batch seen may be a good one, while the count says that steps were bad."""
+    guard = Guard()
+    tell(guard, NAN, losses=(NAN, 0.2, 0.3))
+    again = Guard()
+    again.load_state_dict(guard.state_dict())
+    tell(again)
+    assert "they were before the last checkpoint" in message_of(again)

@@ -17,7 +17,7 @@ PARAMETERS = {
     "cifar10-small": 8_952_067,
     "celebahq-ldm": 274_056_163,
     "imagenet-uvit": 286_763_172,
-    "digits": 328_260,
+    "digits": 163_985,
 }
 UNET = '--model.options={"channels": 32, "multipliers": [1, 2], "blocks": 1, "attention": [16], "dropout": 0.1}'
 SHRUNK = {
@@ -58,7 +58,7 @@ def test_every_preset_makes_steps_on_noise_of_the_shape_of_its_data(name):
     said = dry_run(small(name))
     config = load_preset(name)
     assert said["sample_shape"] == list(config.data.shape)
-    assert said["batch"] == (128 if name == "digits" else 4)
+    assert said["batch"] == (192 if name == "digits" else 4)
     assert 0 < said["loss"] < 100
     assert said["parameters"] > 0
     assert said["memory_gib"] > 0

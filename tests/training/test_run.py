@@ -80,7 +80,7 @@ def test_pictures_and_trackers_do_not_change_training(plain, tmp_path):
     assert rows_of(folder) == rows_of(other)
     pictures = sorted(path.name for path in (other / "samples").iterdir())
     assert pictures == [f"step-{step:08d}.png" for step in (3, 6, 9, 12)]
-    assert Image.open(other / "samples" / pictures[0]).size == (2 * 33 + 1, 2 * 33 + 1)
+    assert Image.open(other / "samples" / pictures[0]).size == (2 * 36 + 4, 2 * 36 + 4)
     assert list((other / "trackers").rglob("events.out.tfevents.*"))
     assert {path.name for path in other.iterdir()} - {path.name for path in folder.iterdir()} == {"samples", "trackers"}
 
