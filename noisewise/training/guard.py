@@ -5,7 +5,6 @@ from torch import Tensor, nn
 
 from noisewise import distributed
 
-
 BEFORE = "they were before the last checkpoint, so their timesteps are not known"
 
 
