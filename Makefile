@@ -15,7 +15,7 @@ demo: $(VENV)/.installed-train  ## compare samplers on 8x8 digits, and write a r
 test: $(VENV)/.installed-dev  ## the whole suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test-fast: $(VENV)/.installed-dev  ## without the slow tests, under 90 s
+test-fast: $(VENV)/.installed-dev  ## without the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 faults: $(VENV)/.installed-dev  ## kill training processes 200 times, and compare with an uninterrupted run bit for bit
