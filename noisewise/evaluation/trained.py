@@ -17,6 +17,7 @@ from noisewise.training import checkpoint
 from noisewise.training.config import Config
 from noisewise.training.models import build_model, with_labels
 from noisewise.training.options import load_config
+from noisewise.training.state import load_module, load_named
 
 WEIGHTS = ("ema", "model")
 
@@ -82,7 +83,9 @@ def load_trained(
     about = found.state["data"]
     shape, classes = tuple(about["shape"]), int(about["classes"])
     model = build_model(config.model.name, config.model.options, shape=shape, classes=classes)
-    model.load_state_dict({**found.tensors["model"], **(found.tensors["ema"] if weights == "ema" else {})})
+    load_module(model, found.tensors["model"], "model")
+    if weights == "ema":  # by parameter: tied ones have two names in a state dict, and one average
+        load_named(dict(model.named_parameters()), found.tensors["ema"], "ema")
     model.to(device).eval().requires_grad_(False)
     return Trained(
         config,

@@ -7,6 +7,7 @@ import torch
 
 from noisewise.evaluation.trained import load_trained
 from noisewise.training import checkpoint
+from noisewise.training.config import ModelConfig
 from noisewise.training.run import Run
 from tests.evaluation.runs import checkpoint_of, copy_of_run, damage, settings, trained_once
 
@@ -108,3 +109,29 @@ def test_what_is_missing_is_named(tmp_path):
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(FileNotFoundError, match="no checkpoint yet"):
         load_trained(run)
+
+
+class Tied(torch.nn.Module):
+    """Two names in the state dict for one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(1, 1, 3, padding=1)
+        self.second = self.first
+
+    def forward(self, x, time):
+        return self.second(self.first(x))
+
+
+def test_tied_weights_are_averaged_under_all_their_names(tmp_path):
+    model = ModelConfig(name="tests.evaluation.test_trained:Tied", options={})
+    run = Run(settings(out=str(tmp_path / "run"), model=model))
+    for _ in run.advance():
+        pass
+    with run.trainer.ema.applied():
+        average = run.trainer.model.first.weight.detach().clone()
+    run.close()
+    trained = load_trained(tmp_path / "run")
+    assert torch.equal(trained.model.first.weight, average)
+    assert torch.equal(trained.model.second.weight, average)
+    assert not torch.equal(load_trained(tmp_path / "run", weights="model").model.second.weight, average)
