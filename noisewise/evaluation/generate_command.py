@@ -63,7 +63,7 @@ def describe_set(args: argparse.Namespace, trained: Trained, folder: Path, count
         chunk=args.batch,
         format=format,
         precision=args.precision,
-        autoencoder=args.autoencoder,
+        autoencoder=f"{args.autoencoder}/{args.subfolder}" if args.autoencoder and args.subfolder else args.autoencoder,
     )
 
 

@@ -29,7 +29,7 @@ from noisewise.training.run import Run, default_folder
 from noisewise.training.signals import StopRequest
 
 SLICES = 20  # turns that each run gets
-LATE = 60.0  # seconds that a last step may take beyond the budget
+LATE = 20  # steps, at their mean time, that a run may have gone beyond its budget: the last one may be slow
 
 
 def main(arguments: list[str]) -> int:
@@ -106,7 +106,8 @@ def compare(configs: list[Config], *, images: int, stop: StopRequest | None = No
     runs = [Run(config, resume=True, progress=board.progress(i)) for i, config in enumerate(configs)]
     try:
         for run in runs:
-            if run.config.seconds is not None and run.trainer.seconds > run.config.seconds + LATE:
+            step = run.trainer.seconds / max(run.trainer.step, 1)
+            if run.config.seconds is not None and run.trainer.seconds > run.config.seconds + LATE * step:
                 raise ValueError(
                     f"{run.folder.path} has trained for {run.trainer.seconds:.0f} s, more than --budget: use another --out"
                 )

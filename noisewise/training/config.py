@@ -220,6 +220,10 @@ class Config:
             raise ValueError(f"model.label_dropout must lie in [0, 1), got {self.model.label_dropout}")
         if self.optimizer.weight_decay and self.optimizer.name == "adam":
             raise ValueError("optimizer.weight_decay needs optimizer.name=adamw: Adam would mix it into the gradient")
+        if self.precision == "fp16" and any(name in self.sampler for name in ("lookahead", "gradient_variance")):
+            raise ValueError(
+                "precision=fp16 scales the loss, which samplers that differentiate do not; use bf16 or fp32 with them"
+            )
         process = build_process(self.process)
         build(self.sampler, process, objective=Objective(process, self.prediction, self.loss))
 

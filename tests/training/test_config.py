@@ -451,3 +451,12 @@ def test_a_change_shows_both_values():
         "model.options.attention: [] -> None",
         "model.options.dropout: 0.0 -> None",
     ]
+
+
+@pytest.mark.parametrize(
+    "sampler", ["gradient_variance", "adaptive:estimator=lookahead", "mix:of=(gradient_variance),floor=0.1"]
+)
+def test_samplers_that_differentiate_do_not_go_with_a_scaled_loss(sampler):
+    with pytest.raises(ValueError, match="use bf16 or fp32"):
+        load_preset("digits", "--precision=fp16", f"--sampler={sampler}")
+    load_preset("digits", "--precision=bf16", f"--sampler={sampler}")
