@@ -7,7 +7,7 @@ import sys
 CODE = """
 import resource, torch
 from noisewise.training.memory import keep_freed_memory
-asked = {ask} and keep_freed_memory()
+asked = keep_freed_memory()
 def touch():  # 16 MiB in blocks that glibc's heap holds, freed again
     blocks = [torch.ones(2**16) for _ in range(64)]
 touch()
@@ -18,16 +18,16 @@ print(asked, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(ask: bool) -> tuple[str, int]:
-    done = subprocess.run([sys.executable, "-c", CODE.format(ask=ask)], capture_output=True, text=True, check=True)
+def faults() -> tuple[str, int]:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     asked, count = done.stdout.split()
     return asked, int(count)
 
 
 def test_memory_that_is_kept_is_not_asked_for_again():
-    asked, kept = faults(True)
+    asked, kept = faults()
     if platform.libc_ver()[0] != "glibc":
         assert asked == "False"
         return
     assert asked == "True"
-    assert kept < faults(False)[1] / 10
+    assert kept < 1000  # without asking, up to 80,000 here: it depends on what lies at the top of the heap
