@@ -3,6 +3,9 @@
 Feedback is gathered from all ranks and then applied by the same deterministic code everywhere, so ranks stay identical.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -103,6 +106,18 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
                 fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """What fails on one rank in the block fails on all of them after it, instead of leaving the others waiting."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    if largest(int(failure is not None), torch.device("cpu")):
+        raise failure or RuntimeError("another process has failed; its message says why")
 
 
 def barrier() -> None:

@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from noisewise import __version__
-from noisewise.cli import COMMAND, COMMANDS, main
+from noisewise.cli import COMMANDS, main
 
 ROOT = Path(__file__).parent.parent
 TINY = [
@@ -48,8 +48,7 @@ def steps_of(out):
 def test_help_names_every_command(arguments, capsys):
     assert main(arguments) == 0
     said = capsys.readouterr().out
-    assert all(name in said and what in said for name, what in COMMANDS.items())
-    assert set(COMMAND) == set(COMMANDS)
+    assert all(name in said and what in said for name, (_, what) in COMMANDS.items())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

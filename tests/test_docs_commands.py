@@ -21,7 +21,7 @@ import torch
 import yaml
 from accelerate.state import AcceleratorState, PartialState
 
-from noisewise.cli import COMMAND, main
+from noisewise.cli import COMMANDS, main
 from noisewise.evaluation.distances import METRICS
 from noisewise.evaluation.solvers import SOLVERS, default_solver
 from noisewise.evaluation.spacing import SPACINGS
@@ -123,7 +123,7 @@ def test_commands_and_programs_run_in_their_order(page: str) -> None:
 def test_enough_of_the_commands_run() -> None:
     """That a page marks all its commands as in need of something would go unnoticed above."""
     run_here = [text.splitlines() for page in PAGES for _, text in blocks(page, "sh") if not text.startswith("# needs: ")]
-    assert {NOISEWISE.sub("", line).split()[0] for lines in run_here for line in lines} == set(COMMAND) - {"encode"}
+    assert {NOISEWISE.sub("", line).split()[0] for lines in run_here for line in lines} == set(COMMANDS) - {"encode"}
     assert sum(map(len, run_here)) >= 20
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,19 +53,9 @@ def feature_batches(
             progress(done)
 
 
-def features(
-    images: Images,
-    network: nn.Module,
-    preprocessing: str = "pytorch-fid",
-    device: torch.device | str = "cpu",
-    *,
-    batch: int = 128,
-    progress: Callable[[int], None] | None = None,
-    tf32: bool = False,
-) -> Tensor:
+def features(images: Images, network: nn.Module, *settings: Any, **more: Any) -> Tensor:
     """The features (n, d) of all images, float32 on the CPU; arguments as for `feature_batches`."""
-    stream = feature_batches(images, network, preprocessing, device, batch=batch, progress=progress, tf32=tf32)
-    found = [part.cpu() for part in stream]
+    found = [part.cpu() for part in feature_batches(images, network, *settings, **more)]
     if not found:
         raise ValueError("there are no images to take features of")
     return torch.cat(found)

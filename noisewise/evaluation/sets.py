@@ -214,9 +214,9 @@ def fill(
     """
     record = images.record
     solver = Solver.parse(record["solver"], trained.objective.process)
-    if distributed.rank() == 0:
-        images.begin()
-    distributed.barrier()
+    with distributed.together():
+        if distributed.rank() == 0:
+            images.begin()
     images.chunk = int(json.loads((images.folder / RECORD).read_text())["chunk"])
     precision = PRECISIONS[record["precision"]]
     kind = torch.device(device).type

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisewise import distributed
 from noisewise.evaluation.guidance import denoiser
 from noisewise.evaluation.solvers import Denoise
 from noisewise.objective import Objective
@@ -109,10 +108,7 @@ def _found(folder: Path, step: int | None, tell: Callable[[str], None]) -> check
         if step not in steps:
             raise FileNotFoundError(f"{folder} has no checkpoint of step {step}; it has {', '.join(map(str, steps)) or 'none'}")
         return checkpoint.load(folder / checkpoint.name_of(step))
-    found = checkpoint.newest(folder, tell) if distributed.rank() == 0 else None
-    chosen = int(
-        distributed.from_first_rank(torch.tensor([-1 if found is None else found.step]))
-    )  # training may go on meanwhile
-    if chosen < 0:
+    found = checkpoint.newest_for_all(folder, tell)
+    if found is None:
         raise FileNotFoundError(f"{folder} has no checkpoint yet: let the run train for longer")
-    return found or checkpoint.load(folder / checkpoint.name_of(chosen))
+    return found

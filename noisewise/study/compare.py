@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from noisewise import distributed
-from noisewise.spec import build, build_process, split_specs
+from noisewise.spec import split_specs
 from noisewise.study.live import Board
 from noisewise.study.measure import Measured, measure
 from noisewise.study.report import write_report
@@ -85,11 +85,10 @@ def combinations(config: Config, samplers: list[str], seeds: int, out: Path) -> 
         raise ValueError(f"--seeds must be >= 1, got {seeds}")
     if len(set(samplers)) < len(samplers):
         raise ValueError("--samplers names one sampler twice")
-    process = build_process(config.process)
-    for spec in samplers:
-        build(spec, process)
     log = replace(config.log, trackers=[], samples_every=0)
     made = [replace(config, sampler=spec, seed=config.seed + k, log=log) for k in range(seeds) for spec in samplers]
+    for one in made:
+        one.check()
     return [replace(one, out=str(out / "runs" / default_folder(one).name)) for one in made]
 
 

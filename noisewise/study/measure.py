@@ -1,16 +1,14 @@
 """What is measured of a finished run: the distance of its images to the data, and its held-out loss at each noise level."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
 
 from noisewise.evaluation.distances import Network, choose_network, compare_images, real_statistics
-from noisewise.evaluation.generate import generate
 from noisewise.evaluation.heldout import held_out_losses
 from noisewise.evaluation.preprocess import to_uint8
-from noisewise.evaluation.solvers import default_solver
 from noisewise.training.parts import open_source
 from noisewise.training.run import Run
 
@@ -40,21 +38,15 @@ class Measured:
 
 
 def measure(
-    run: Run, *, images: int = 2000, levels: int = 20, heldout: int = 1000, shown: int = 25, tell: Callable[[str], None] = print
+    run: Run, *, images: int = 1000, levels: int = 20, heldout: int = 1000, shown: int = 25, tell: Callable[[str], None] = print
 ) -> Measured:
     """Generate with the averaged weights and compare with the training data; test images give the held-out loss."""
     trainer = run.trainer
     config, device, objective = run.config, trainer.device, trainer.objective
-    common: dict[str, Any] = {"classes": trainer.parts.classes, "device": device}
-    process = objective.process
-    solver = replace(default_solver(process), steps=min(config.log.sample_steps, process.steps or config.log.sample_steps))
-    clip = 1.0 if trainer.parts.source.image else None
-    trainer.network.eval()
-    with trainer.ema.applied(), run.accelerator.autocast():
-        test = open_source(config, "test")
-        held_out = held_out_losses(trainer.call, objective, test, levels=levels, images=heldout, **common)
-        shape = trainer.parts.source.shape
-        samples = generate(trainer.call, objective, shape, images, solver=solver, seed=config.seed, clip=clip, **common)
+    test, classes = open_source(config, "test"), trainer.parts.classes
+    with run.averaged():
+        held_out = held_out_losses(trainer.call, objective, test, levels=levels, images=heldout, classes=classes, device=device)
+    samples = run.generate(images)
     metric, distance = distance_to_data(run, samples, tell)
     return Measured(
         config.sampler,

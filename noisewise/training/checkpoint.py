@@ -23,7 +23,10 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
+
+from noisewise import distributed
 
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})")
@@ -156,6 +159,16 @@ def newest(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
     if steps:
         raise CheckpointError(f"none of the {len(steps)} checkpoints in {folder} can be used; start again with another --out")
     return None
+
+
+def newest_for_all(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
+    """On every rank the checkpoint that is the newest whole one to the first rank: a run may go on writing meanwhile."""
+    found: Checkpoint | None = None
+    with distributed.together():
+        if distributed.rank() == 0:
+            found = newest(folder, tell)
+    step = int(distributed.from_first_rank(torch.tensor([-1 if found is None else found.step])))
+    return found if found is not None or step < 0 else load(folder / name_of(step))
 
 
 def prune(folder: Path, keep: int, keep_every: int = 0) -> None:

@@ -113,7 +113,7 @@ def _without_tuples(value: Any) -> Any:
 
 def changed(old: Config, new: Config) -> list[str]:
     """The settings that may not change when a run is resumed, and did: "optimizer.lr: 0.0002 -> 0.0001"."""
-    before, after = _flat(plain(old)), _flat(plain(new))
+    before, after = flat(old), flat(new)
     names = [name for name in {**before, **after} if name.partition(".")[0] in PINNED]
     free = {f"{part}.{name}" for part, inner in FREE_WITHIN.items() for name in inner}
     return [
@@ -123,8 +123,13 @@ def changed(old: Config, new: Config) -> list[str]:
     ]
 
 
+def flat(config: Config) -> dict[str, Any]:
+    """The configuration by dotted names."""
+    return _flat(plain(config))
+
+
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, value in values.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
-    return flat
+        found.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return found

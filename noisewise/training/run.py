@@ -14,7 +14,7 @@ from noisewise import distributed
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
 from noisewise.training.folder import RunFolder
-from noisewise.training.options import plain
+from noisewise.training.options import flat
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.parts import build_parts
 from noisewise.training.progress import Progress, Quiet
@@ -47,42 +47,21 @@ class Run:
         self.accelerator = make_accelerator(config, str(self.folder.path))
         self.main = self.accelerator.is_main_process
         new = self.main and not self.folder.config_file.exists()
-        with self._together():
+        with distributed.together():
             if self.main:
                 self.folder.begin(config, resume)
                 checkpoint.sweep(self.folder.checkpoints)
         try:
             self.trainer = Trainer(config, build_parts(config), self.accelerator)
-            self._begin_from(self._found() if resume else None)
+            found = checkpoint.newest_for_all(self.folder.checkpoints, self.progress.tell) if resume else None
+            self._begin_from(found)
         except Exception:
             if new:  # a start that failed must not look like a run when it is repeated
                 self.folder.config_file.unlink(missing_ok=True)
             self.folder.end()
             raise
         if config.log.trackers:
-            self.accelerator.init_trackers(config.name, _scalars(plain(config)))
-
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        """What fails in the main process fails in all of them, instead of leaving them waiting."""
-        failure: Exception | None = None
-        try:
-            yield
-        except Exception as error:
-            failure = error
-        if distributed.largest(int(failure is not None), self.accelerator.device):
-            raise failure or RuntimeError("another process has failed; its message says why")
-
-    def _found(self) -> checkpoint.Checkpoint | None:
-        """The newest whole checkpoint; all processes take the one that the main process has found."""
-        found: checkpoint.Checkpoint | None = None
-        with self._together():
-            if self.main:
-                found = checkpoint.newest(self.folder.checkpoints, self.progress.tell)
-        step = int(distributed.from_first_rank(torch.tensor([found.step if found else -1], device=self.accelerator.device)))
-        if step < 0 or found is not None:
-            return found
-        return checkpoint.load(self.folder.checkpoints / checkpoint.name_of(step))
+            self.accelerator.init_trackers(config.name, _scalars(config))
 
     def _begin_from(self, found: checkpoint.Checkpoint | None) -> None:
         if found is not None:
@@ -123,8 +102,9 @@ class Run:
         return self.trainer.step % AGREE_EVERY == 0 and bool(distributed.largest(int(stop.requested), self.accelerator.device))
 
     def _log(self, row: dict[str, Any]) -> None:
-        if self.main:
-            self.folder.log(row)
+        with distributed.together():
+            if self.main:
+                self.folder.log(row)
         if self.config.log.trackers:
             self.accelerator.log(_tracked(row), step=row["step"])
         self.progress.row(row)
@@ -133,7 +113,7 @@ class Run:
         """Write a checkpoint, and remove those that are no longer wanted."""
         tensors = self.trainer.tensors()
         path = self.folder.checkpoints / checkpoint.name_of(self.trainer.step)
-        with self._together():
+        with distributed.together():
             if self.main:
                 checkpoint.save(self.folder.checkpoints, self.trainer.step, tensors, self.trainer.state())
                 checkpoint.prune(self.folder.checkpoints, self.config.checkpoint.keep, self.config.checkpoint.keep_every)
@@ -145,28 +125,37 @@ class Run:
 
         if not self.config.log.samples or not self.trainer.parts.source.image:
             return None
-        images = self.generate(self.config.log.samples, self.config.log.sample_steps)
-        return None if not self.main else save_grid(images, self.folder.samples / f"step-{self.trainer.step:08d}.png")
+        images, path = self.generate(self.config.log.samples), self.folder.samples / f"step-{self.trainer.step:08d}.png"
+        with distributed.together():
+            if self.main:
+                save_grid(images, path)
+        return path
 
-    def generate(self, count: int, steps: int) -> torch.Tensor:
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The network as it generates and is measured: averaged weights, evaluation mode, the run's precision."""
+        self.trainer.network.eval()
+        with self.trainer.ema.applied(), self.accelerator.autocast():
+            yield
+
+    def generate(self, count: int) -> torch.Tensor:
         """Samples of the averaged weights, made by all processes together when the model is sharded."""
         from noisewise.evaluation.generate import generate
         from noisewise.evaluation.solvers import default_solver
 
-        trainer = self.trainer
-        process = trainer.objective.process
-        trainer.network.eval()
-        with trainer.ema.applied(), self.accelerator.autocast():
+        trainer, steps = self.trainer, self.config.log.sample_steps
+        process, parts = trainer.objective.process, trainer.parts
+        with self.averaged():
             return generate(
                 trainer.call,
                 trainer.objective,
-                trainer.parts.source.shape,
+                parts.source.shape,
                 count,
-                classes=trainer.parts.classes,
+                classes=parts.classes,
                 solver=replace(default_solver(process), steps=min(steps, process.steps or steps)),
                 seed=self.config.seed,
                 device=trainer.device,
-                clip=1.0 if trainer.parts.source.image else None,
+                clip=1.0 if parts.source.image else None,
             )
 
     def close(self) -> None:
@@ -204,8 +193,7 @@ def dry_run(config: Config, steps: int = 2) -> dict[str, Any]:
     trainer = Trainer(config, build_parts(config, synthetic=True), accelerator)
     times = []
     try:
-        if config.compile:
-            trainer.warm_up()
+        trainer.warm_up()
         for _ in range(steps):
             before = trainer.seconds
             trainer.timed_step()
@@ -229,23 +217,17 @@ def dry_run(config: Config, steps: int = 2) -> dict[str, Any]:
     }
 
 
-def _scalars(values: dict[str, Any], prefix: str = "") -> dict[str, int | float | str | bool]:
-    """Nested settings as flat ones, as trackers want them."""
-    flat: dict[str, int | float | str | bool] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat.update(_scalars(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value if isinstance(value, int | float | str | bool) else str(value)
-    return flat
+def _scalars(config: Config) -> dict[str, int | float | str | bool]:
+    """The settings as trackers want them."""
+    return {name: value if isinstance(value, int | float | str | bool) else str(value) for name, value in flat(config).items()}
 
 
 def _tracked(row: dict[str, Any]) -> dict[str, float]:
     """The numbers of a row of metrics; lists by noise level become one number each."""
-    flat: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for key, value in row.items():
         if isinstance(value, list):
-            flat |= {f"{key}/{i}": number for i, number in enumerate(value) if number is not None}
+            numbers |= {f"{key}/{i}": number for i, number in enumerate(value) if number is not None}
         elif isinstance(value, int | float) and key != "step":
-            flat[key] = value
-    return flat
+            numbers[key] = value
+    return numbers

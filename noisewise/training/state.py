@@ -64,7 +64,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter
         parameter = parameters[name]
         if value.ndim:
             value = like(_of_shape(value, parameter, f"optimizer: {key}"), parameter, keep_dtype=True)
-        elif value.ndim == 0 and any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups):
+        elif any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups):
             value = value.to(parameter.device)  # the step count of a fused optimizer lives where the parameter does
         optimizer.state[parameter][entry] = value.clone()
 

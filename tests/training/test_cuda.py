@@ -95,10 +95,11 @@ def test_resuming_continues_where_it_stopped(tmp_path, precision):
 
 def test_a_compiled_model_trains_and_its_checkpoint_has_plain_names():
     made = trainer("--steps=20", "--log.every=10", "--compile=true", "--sampler=uniform")
+    made.warm_up()
+    assert made.seconds == 0  # compilation is off the clock
     rows = [row for row in made.run() if row]
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert not any("_orig_mod" in name for part in made.tensors().values() for name in part)
-    assert rows[0]["seconds"] < 30  # compilation is off the clock
 
 
 def test_a_dry_run_reports_the_memory_of_the_gpu():

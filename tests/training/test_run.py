@@ -99,11 +99,11 @@ def test_no_samples_are_no_error(tmp_path):
 
 def test_samples_come_from_the_averaged_weights(tmp_path):
     config = tiny(out=str(tmp_path / "run"), model=ModelConfig(name="dit", options=DIT, conditional=True))
-    run = Run(config)
+    run = Run(logged(config, sample_steps=4))
     for _ in run.advance():
         pass
     own_weights = tensors(run.trainer, "model")
-    images = run.generate(5, 4)
+    images = run.generate(5)
     assert differing(own_weights, tensors(run.trainer, "model")) == []
     solver = replace(default_solver(run.trainer.objective.process), steps=4)
     model = build_model("dit", DIT, shape=(1, 8, 8), classes=10).eval()
