@@ -201,3 +201,15 @@ def mean_density(sampler: Any, bins: int, x0: Tensor | None = None, per_bin: int
     u = (torch.arange(n, device=sampler.device) + 0.5) / n
     result: Tensor = sampler.marginal(u, x0).view(bins, per_bin).mean(1)
     return result
+
+
+def mean_objective(sampler: Any, weighting: Any, objective: Any, bins: int, per_bin: int = 8) -> Tensor:
+    """The objective that is really trained, in equal intervals of u: how often each is drawn, times how much the model's loss
+    counts there (importance weight and loss weight), over the mean of that. What a weight does thus shows as a density would.
+    """
+    n = bins * per_bin
+    u = (torch.arange(n, device=sampler.device) + 0.5) / n
+    density = sampler.marginal(u)
+    share = density * sampler._weight(density, None) * weighting.weights(objective, u)
+    result: Tensor = share.view(bins, per_bin).mean(1)
+    return result / result.mean().clamp(min=1e-30)

@@ -146,7 +146,9 @@ class Config:
         precision: fp32, bf16, fp16, or auto (bf16 on a GPU that has it).
         device: auto, cpu or cuda.
         parallel: what several processes do: ddp (each holds the model) or fsdp (FSDP2: each holds a part).
-        compile: torch.compile the model.
+        compile: torch.compile the model (the fast path always does).
+        fast: on one CUDA device, fused kernels, a compiled model and the whole step in CUDA graphs: auto (where it can be, with
+            a line that says why not), always (an error where it cannot) or never.
         max_bad_steps: stop after so many steps in a row with a loss or gradient that is not finite.
         data: the data.
         model: the network.
@@ -171,6 +173,7 @@ class Config:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"
     compile: bool = False
+    fast: Literal["auto", "always", "never"] = "auto"
     max_bad_steps: int = 20
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -49,13 +49,28 @@ class EMA:
             return (1 - 1 / n) ** (self.gamma + 1)
         return min(self.config.decay, n / (9 + n)) if self.config.ramp else self.config.decay
 
-    @torch.no_grad()
+    @property
+    def changes(self) -> bool:
+        """Whether the decay differs from update to update."""
+        return self.config.kind == "power" or self.config.ramp
+
     def update(self) -> None:
         """Take in the model's weights as they are now."""
+        self.blend(1 - self.decay())
+        self.updates += 1
+
+    @torch.no_grad()
+    def blend(self, weight: float | Tensor) -> None:
+        """Move the average by this share of the way to the model's weights; a tensor stays on its device, for CUDA graphs."""
         sources = [value.detach() for value in self._source.values()]
         sources = [value if value.dtype == torch.float32 else value.float() for value in sources]
-        torch._foreach_lerp_(list(self.average.values()), sources, 1 - self.decay())
-        self.updates += 1
+        averages = list(self.average.values())
+        if isinstance(weight, Tensor):  # _foreach_lerp_ would wait for it
+            differences = torch._foreach_sub(sources, averages)
+            torch._foreach_mul_(differences, weight)
+            torch._foreach_add_(averages, differences)
+        else:
+            torch._foreach_lerp_(averages, sources, weight)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -24,6 +24,10 @@ from noisewise.training.config import Config
 from noisewise.training.options import as_yaml, changed, load_config
 
 
+class FolderInUse(RuntimeError):
+    """Another process works in the folder."""
+
+
 class RunFolder:
     """Creates, locks, reads and appends to a run's folder."""
 
@@ -69,7 +73,7 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RuntimeError(f"{self.path} is in use by another process: wait for it, or give another --out") from None
+            raise FolderInUse(f"{self.path} is in use by another process: wait for it, or give another --out") from None
 
     def end(self) -> None:
         """Let others use the folder."""
@@ -123,11 +127,15 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def replace_file(path: Path, text: str) -> None:
     """Write a file so that it is either the old one or the new one, whatever happens."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def environment() -> dict[str, Any]:

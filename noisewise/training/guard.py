@@ -44,11 +44,15 @@ class Guard(nn.Module):
         self.skipped += ~finite
         self.run.add_(1).mul_(~finite)
         torch.maximum(self.longest, self.run, out=self.longest)
-        now = (times.double(), losses.double())
-        before = self._last_bad
-        if before is None or before[0].shape != times.shape:  # none yet, or a batch of another size
-            before = (torch.full_like(now[0], torch.nan), torch.zeros_like(now[1]))
-        self._last_bad = (torch.where(finite, before[0], now[0]), torch.where(finite, before[1], now[1]))
+        if self._last_bad is None or self._last_bad[0].shape != times.shape:  # none yet, or a batch of another size
+            self._last_bad = (torch.full_like(times, torch.nan, dtype=torch.float64), torch.zeros_like(losses).double())
+        for kept, now in zip(self._last_bad, (times, losses), strict=True):
+            kept.copy_(torch.where(finite, kept, now.double()))
+
+    def forget(self) -> None:
+        """Drop what is known of the last bad step, where it lies."""
+        if self._last_bad is not None:
+            self._last_bad[0].fill_(torch.nan)
 
     def means(self) -> tuple[float, float]:
         """Mean loss and gradient norm of the steps since the last call, NaN if there was none; waits for the device."""

@@ -9,12 +9,22 @@ from noisewise.distributed import whole
 from noisewise.training.config import OptimizerConfig
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
-    """Adam or AdamW, fused."""
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], config: OptimizerConfig, device: torch.device, graphed: bool = False
+) -> torch.optim.Optimizer:
+    """Adam or AdamW, fused; `graphed` has the learning rate in a tensor, so that a CUDA graph sees it change."""
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
     fused = device.type in ("cuda", "cpu")
     groups = [{"params": group} for group in alike(parameters)]
-    return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=fused)
+    return kind(
+        groups,
+        lr=torch.tensor(config.lr, device=device) if graphed else config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=fused,
+        capturable=graphed and device.type == "cuda",
+    )
 
 
 def learning_rate(config: OptimizerConfig, step: int) -> float:
@@ -24,7 +34,10 @@ def learning_rate(config: OptimizerConfig, step: int) -> float:
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 def clip_gradients(parameters: list[nn.Parameter], limit: float | None) -> Tensor:

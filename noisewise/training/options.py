@@ -8,6 +8,7 @@ import re
 from argparse import ArgumentError
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,13 @@ def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[
 
 
 def _parsed(arguments: list[str]) -> Config:
-    return parse_config(config_parser(), arguments)
+    return parse_config(_plain_parser(), arguments)
+
+
+@cache
+def _plain_parser() -> ArgumentParser:
+    """Made once: it takes a tenth of a second."""
+    return config_parser()
 
 
 def as_yaml(config: Config) -> str:

@@ -31,6 +31,12 @@ def sparkline(values: Sequence[float | None], low: float | None = None, high: fl
     return "".join("·" if place is None else BARS[round(place * (len(BARS) - 1))] for place in places)
 
 
+def coarser(values: Sequence[float], most: int = 10) -> list[float]:
+    """The means of neighbours, so that at most so many are left."""
+    size = -(-len(values) // most)
+    return [sum(part) / len(part) for part in (values[i : i + size] for i in range(0, len(values), size))]
+
+
 def clock(seconds: float) -> str:
     """h:mm:ss, or m:ss below an hour."""
     minutes, rest = divmod(round(seconds), 60)
@@ -100,7 +106,7 @@ def summary(row: dict[str, Any]) -> str:
     parts = [
         f"loss {row['loss']:.4f}" if row["loss"] is not None else "no step was made",
         f"by noise level {sparkline(row['loss_by_level'], low=0.0)}",
-        f"drawn {sparkline(row['density_by_level'], low=0.0)}",
+        f"drawn {sparkline(coarser(row['density_by_level']), low=0.0)}",
         f"{speed:.1f} it/s" if speed else "",
         f"{row['skipped']} skipped" if row["skipped"] else "",
     ]
@@ -112,7 +118,6 @@ class Bar(Progress):
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
-        self._live: Live | None = None
         self._config = Config()
         self._row: dict[str, Any] = {}
         self._start = (0, 0.0)  # step and seconds when this process began
@@ -121,9 +126,8 @@ class Bar(Progress):
     @contextmanager
     def running(self, config: Config, step: int) -> Iterator[None]:
         self._config, self._start, self._now = config, (step, -1.0), (step, 0.0)
-        with Live(console=self.console, refresh_per_second=4, get_renderable=self._drawn) as self._live:
+        with Live(console=self.console, refresh_per_second=4, get_renderable=self._drawn):
             yield
-        self._live = None
 
     def step(self, step: int, seconds: float) -> None:
         if self._start[1] < 0:

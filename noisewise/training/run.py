@@ -52,7 +52,7 @@ class Run:
                 self.folder.begin(config, resume)
                 checkpoint.sweep(self.folder.checkpoints)
         try:
-            self.trainer = Trainer(config, build_parts(config), self.accelerator)
+            self.trainer = Trainer(config, build_parts(config), self.accelerator, self.progress.tell)
             found = checkpoint.newest_for_all(self.folder.checkpoints, self.progress.tell) if resume else None
             self._begin_from(found)
         except Exception:

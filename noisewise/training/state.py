@@ -64,9 +64,15 @@ def load_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter
         parameter = parameters[name]
         if value.ndim:
             value = like(_of_shape(value, parameter, f"optimizer: {key}"), parameter, keep_dtype=True)
+            value = _laid_out_as(value, parameter)
         elif any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups):
             value = value.to(parameter.device)  # the step count of a fused optimizer lives where the parameter does
         optimizer.state[parameter][entry] = value.clone()
+
+
+def _laid_out_as(value: Tensor, parameter: Tensor) -> Tensor:
+    """In the order of the parameter's memory: kernels for many tensors walk through both side by side."""
+    return value if value.stride() == parameter.stride() else torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _check_names(own: Mapping[str, object], saved: Mapping[str, object], what: str) -> None:

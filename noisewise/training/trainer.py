@@ -6,8 +6,7 @@ run continues exactly from a checkpoint that holds no random state, and two meth
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,9 +14,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.diagnostics import Monitor, mean_density
+from noisewise.diagnostics import Monitor, mean_density, mean_objective
 from noisewise.feedback import preserved_buffers, seed_torch
-from noisewise.samplers.base import LossAt
 from noisewise.samplers.random import stream_key
 from noisewise.spec import build
 from noisewise.training import optimizer as optimization
@@ -25,10 +23,11 @@ from noisewise.training.checkpoint import Checkpoint, CheckpointError
 from noisewise.training.config import Config
 from noisewise.training.data import Batches
 from noisewise.training.ema import EMA
+from noisewise.training.fast import GraphedStep, why_not
+from noisewise.training.fast.fuse import fuse
 from noisewise.training.guard import Guard
 from noisewise.training.memory import keep_freed_memory
-from noisewise.training.models import with_labels
-from noisewise.training.parallel import average_gradients, spread
+from noisewise.training.parallel import spread
 from noisewise.training.parts import STEP, Parts
 from noisewise.training.state import (
     load_module,
@@ -38,8 +37,10 @@ from noisewise.training.state import (
     named_tensors,
     optimizer_tensors,
 )
+from noisewise.training.step import Step
 
 LEVELS = 10  # noise levels in a row of metrics
+FINE = 50  # levels of the curves that cost nothing to know
 WHAT_NOW = "The checkpoints are as they were: go on with --resume and a lower --optimizer.lr"
 
 
@@ -50,10 +51,13 @@ class Trainer:
         config: all settings.
         parts: what `build_parts` made of them.
         accelerator: the device, the processes and the precision.
+        tell: told which path is taken, and why.
     """
 
-    def __init__(self, config: Config, parts: Parts, accelerator: Accelerator) -> None:
-        self.config, self.parts, self.accelerator = config, parts, accelerator
+    def __init__(
+        self, config: Config, parts: Parts, accelerator: Accelerator, tell: Callable[[str], None] = lambda message: None
+    ) -> None:
+        self.config, self.parts, self.accelerator, self.tell = config, parts, accelerator, tell
         self.device: torch.device = accelerator.device
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -66,21 +70,37 @@ class Trainer:
             )
         recipe = build(config.sampler, self.objective.process, objective=self.objective, seed=config.seed)
         self.sampler, self.weighting = recipe.sampler.to(self.device), recipe.weighting.to(self.device)
-        if config.compile:
+        against = why_not(config, accelerator, self.model)
+        if config.fast == "always" and against is not None:
+            raise ValueError(f"fast=always, but the fast path cannot be taken: {against}")
+        if against is None:
+            fuse(self.model)
+        elif config.compile:
             self.model.compile(dynamic=False)
         self.network = spread(self.model, accelerator, config.parallel)
-        self.call = with_labels(self.network)
         self.names = {value: name for name, value in self.model.named_parameters()}
         self.names |= {value: f"weighting.{name}" for name, value in self.weighting.named_parameters()}
         self.parameters: list[nn.Parameter] = [value for value in self.names if value.requires_grad]
-        self.optimizer = optimization.make_optimizer(self.parameters, config.optimizer, self.device)
-        self.scaled_optimizer = accelerator.prepare_optimizer(self.optimizer) if accelerator.scaler is not None else None
+        self.optimizer = optimization.make_optimizer(self.parameters, config.optimizer, self.device, graphed=against is None)
         self.ema = EMA(self.model, config.ema)
         self.sampler.attach(self.network, self.optimizer)
         self.monitor, self.guard = Monitor(bins=2 * LEVELS, decay=0.99).to(self.device), Guard().to(self.device)
-        # running statistics (BatchNorm's) change in the forward pass: a skipped step puts them back
-        kept = self.model.state_dict()
-        self._running_buffers = [value for name, value in self.model.named_buffers() if name in kept]
+        self.arithmetic = (GraphedStep if against is None else Step)(
+            config,
+            accelerator,
+            self.objective,
+            self.model,
+            self.network,
+            self.weighting,
+            self.parameters,
+            self.optimizer,
+            self.ema,
+            self.monitor,
+            self.guard,
+        )
+        self.call, self.loss_at = self.arithmetic.call, self.arithmetic.loss_at
+        if against is not None and self.device.type == "cuda" and config.fast != "never":
+            tell(f"the plain path, not the fast one: {against}")
         self.batches = Batches(
             parts.source,
             batch=self.micro_batch,
@@ -141,64 +161,41 @@ class Trainer:
 
     def training_step(self) -> None:
         """One optimizer step."""
-        config, accumulation = self.config, self.config.accumulation
-        if not self.network.training:
-            self.network.train()
-        optimization.set_learning_rate(self.optimizer, optimization.learning_rate(config.optimizer, self.step))
-        self._drop_gradients()
-        buffers = [(buffer, buffer.clone()) for buffer in self._running_buffers]
+        config, arithmetic = self.config, self.arithmetic
+        arithmetic.begin(self.step)
         draws, losses = [], []
-        loss = torch.zeros((), device=self.device)
-        for micro in range(accumulation):
+        for micro in range(config.accumulation):
             seed_torch(stream_key(config.seed, STEP, self.step, micro, distributed.rank()) >> 1)
             x0, labels = self.batches.get(self.samples + micro * self.micro_batch)
-            loss_at = self.loss_at(x0, labels if self.parts.classes else None)
-            draw = self.sampler.sample(x0)
-            last = micro == accumulation - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.network):
-                values = loss_at(slice(None), draw.u)
-                part = (draw.weight * self.weighting.weighted(values, self.objective, draw.u)).mean() / accumulation
-                self.accelerator.backward(part)
-            loss += part.detach()
-            draws.append(draw)
-            losses.append(values.detach())
-        average_gradients(self.weighting.parameters())
-        finite = self._update(draws, losses, loss, loss_at)
-        for buffer, before in buffers:
-            buffer.copy_(torch.where(finite, buffer, before))
+            labels = labels if self.parts.classes else None
+            draws.append(self.sampler.sample(x0))
+            losses.append(arithmetic.backward(x0, labels, draws[-1], last=micro == config.accumulation - 1))
+        with self.sampler.observe(draws, losses, self.loss_at(x0, labels)):
+            arithmetic.update(draws, losses)
         self.step += 1
         self.samples += config.batch
 
-    def _update(self, draws: list[Any], losses: list[Tensor], loss: Tensor, loss_at: LossAt) -> Tensor:
-        """Clip, step unless something is not finite, let everything that watches take note; whether the step was made."""
-        if self.scaled_optimizer is not None:
-            self.accelerator.unscale_gradients(self.scaled_optimizer)
-        norm = optimization.clip_gradients(self.parameters, self.config.optimizer.clip)
-        total = distributed.gather_sum(torch.stack([loss, (~torch.isfinite(loss + norm)).to(loss)]))
-        loss, finite = total[0] / distributed.world_size(), total[1] == 0
-        with self.sampler.observe(draws, losses, loss_at):
-            if self.scaled_optimizer is not None:
-                self.scaled_optimizer.step()  # skips by itself, and lowers its scale
-            else:
-                optimization.step_if_finite(self.optimizer, finite)
-        self.ema.update()
-        every_loss, every_draw = torch.cat(losses), draws[0] if len(draws) == 1 else type(draws[0]).cat(draws)
-        self.monitor.update(every_draw, every_loss)
-        self.guard.update(loss, norm, finite, every_draw.time, every_loss)
-        return finite
-
-    def loss_at(self, x0: Tensor, labels: Tensor | None) -> LossAt:
-        """The function that gives losses of this batch's rows at any noise levels."""
-
-        def losses(rows: Any, u: Tensor) -> Tensor:
-            with self.accelerator.autocast():
-                chosen = None if labels is None else labels[rows]
-                return self.objective.losses(self.call, x0[rows], u, None, chosen)
-
-        return losses
-
     def warm_up(self) -> None:
-        """Compile, choose kernels and allocate, off the clock: a forward and backward pass that leaves no trace."""
+        """Compile, record, choose kernels and allocate, off the clock; leaves no trace."""
+        if isinstance(self.arithmetic, GraphedStep) and not self.arithmetic.ready:
+            self._record()
+        if not isinstance(self.arithmetic, GraphedStep) or not self.arithmetic.ready:
+            self._try_out()
+        self._wait()
+
+    def _record(self) -> None:
+        assert isinstance(self.arithmetic, GraphedStep)
+        self.tell("compiling and recording the training step: about a minute, less the next time")
+        try:
+            self.arithmetic.capture(self.parts.source.shape, self.parts.classes)
+        except Exception as error:
+            if self.config.fast == "always":
+                raise
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self.tell(f"the plain path, not the fast one: the step cannot be recorded ({first})")
+
+    def _try_out(self) -> None:
+        """A forward and backward pass."""
         count = self.micro_batch // distributed.world_size()
         x0 = torch.zeros(count, *self.parts.source.shape, device=self.device)
         labels = torch.zeros(count, dtype=torch.int64, device=self.device) if self.parts.classes else None
@@ -206,13 +203,7 @@ class Trainer:
         with preserved_buffers(self.model):
             u = torch.linspace(0.1, 0.9, count, device=self.device)
             self.accelerator.backward(self.loss_at(x0, labels)(slice(None), u).mean())
-        self._drop_gradients()
-        self._wait()
-
-    def _drop_gradients(self) -> None:
-        """optimizer.zero_grad without its bookkeeping."""
-        for parameter in self.parameters:
-            parameter.grad = None
+        self.arithmetic.drop_gradients()
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -237,7 +228,8 @@ class Trainer:
             "lr": optimization.learning_rate(self.config.optimizer, self.step - 1),
             "skipped": int(self.guard.skipped),
             "loss_by_level": self.loss_by_level(),
-            "density_by_level": [round(value, 5) for value in mean_density(self.sampler, LEVELS).tolist()],
+            "density_by_level": _rounded(mean_density(self.sampler, FINE)),
+            "objective_by_level": _rounded(self.objective_by_level()),
             "effective_share": round(float(self.monitor.effective_share), 5),
             **({"processes": world} if world > 1 else {}),
         }
@@ -246,6 +238,11 @@ class Trainer:
         """The running plain loss in each tenth of u, least noise first; None where there was none yet."""
         count, total, _ = self.monitor.running.sums.view(3, LEVELS, -1).sum(2).tolist()
         return [t / c if c else None for c, t in zip(count, total, strict=True)]
+
+    @torch.no_grad()
+    def objective_by_level(self) -> Tensor:
+        """How much each of FINE intervals of u counts in the objective: draws times weights, 1 on average."""
+        return mean_objective(self.sampler, self.weighting, self.objective, FINE)
 
     # Checkpoints ----------------------------------------------------------------------------------------------------
 
@@ -284,6 +281,8 @@ class Trainer:
             raise CheckpointError(f"{checkpoint.path} does not fit this run: {type(error).__name__}: {error}") from error
 
     def _load(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        if isinstance(self.arithmetic, GraphedStep):
+            self.arithmetic.ready = False  # the optimizer's state will lie elsewhere
         load_module(self.model, tensors["model"], "model")
         load_named(self.ema.average, tensors["ema"], "ema")
         load_optimizer(self.optimizer, self.names, tensors["optimizer"])
@@ -300,3 +299,7 @@ class Trainer:
     def close(self) -> None:
         """End the reading processes."""
         self.batches.close()
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [round(value, 4) for value in values.tolist()]

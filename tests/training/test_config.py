@@ -42,6 +42,7 @@ OTHER = {  # for each setting, a value that it has neither by default nor in the
     "device": "cuda",
     "parallel": "fsdp",
     "compile": True,
+    "fast": "never",
     "max_bad_steps": 3,
     "data.source": "folder",
     "data.path": "pictures",
@@ -414,7 +415,7 @@ def test_the_defaults_are_possible():
 
 
 FREE = {
-    *("name", "out", "steps", "seconds", "accumulation", "precision", "device", "parallel", "compile", "max_bad_steps"),
+    *("name", "out", "steps", "seconds", "accumulation", "precision", "device", "parallel", "compile", "fast", "max_bad_steps"),
     *("data.path", "data.shape", "data.classes", "data.resident", "data.workers", "optimizer.lr", "optimizer.clip"),
     *(name for name in OTHER if name.startswith(("checkpoint.", "log."))),
 }

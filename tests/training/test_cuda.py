@@ -15,7 +15,7 @@ from noisewise.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DIT = ["--model.name=dit", '--model.options={"patch": 2, "width": 32, "depth": 2, "heads": 2}']
-TINY = ["--batch=32", *DIT, "--log.trackers=[]", "--device=cuda"]
+TINY = ["--batch=32", *DIT, "--log.trackers=[]", "--device=cuda", "--fast=never"]  # the fast path: test_fast_cuda.py
 
 
 def trainer(*options: str, model: nn.Module | None = None) -> Trainer:

@@ -129,7 +129,7 @@ def test_accumulated_gradients_are_the_mean_over_all_micro_batches():
 
         return losses
 
-    trainer.loss_at = keeping
+    trainer.arithmetic.loss_at = keeping
     trainer.training_step()
     x0, u, noise = (torch.cat(values) for values in zip(*kept, strict=True))
     weight = torch.cat([reference.sampler.sample(x0[4 * i : 4 * i + 4]).weight for i in range(4)])

@@ -1,0 +1,32 @@
+"""Whether the fast path can be taken, and if not, why."""
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from noisewise import distributed
+from noisewise.training.config import Config
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def why_not(config: Config, accelerator: Accelerator, model: nn.Module) -> str | None:
+    """The reason against the fast path, as the end of a sentence; None if there is none known beforehand."""
+    if config.fast == "never":
+        return "fast=never asks for the plain one"
+    if accelerator.device.type != "cuda":
+        return f"it needs a CUDA device, and this is {accelerator.device.type}"
+    if distributed.world_size() > 1 or config.parallel == "fsdp":
+        return "several processes exchange gradients within the step"
+    if accelerator.scaler is not None:
+        return "fp16 chooses the scale of the loss on the host"
+    hooked = [name or type(module).__name__ for name, module in model.named_modules() if _has_hooks(module)]
+    if hooked:
+        return f"the model has hooks (on {hooked[0]}), which a graph would not call"
+    if torch.version.cuda is None:
+        return "CUDA graphs were not tried on this kind of device"
+    return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, kind) for kind in HOOKS)

@@ -1,0 +1,187 @@
+"""The arithmetic of a step as two CUDA graphs: gradients, and all that follows, around which the sampler watches.
+
+A small model's step is hundreds of kernels of a few microseconds: launching them one by one takes longer than running them.
+A graph is launched once. Its inputs lie in fixed buffers, numbers that change from step to step (learning rate, decay of the
+average) too. Noise and dropout come from torch's generator, whose seed a graph reads when it is launched: the same seed gives
+the same step, captured or not, now or after a resume.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from noisewise.samplers import Draw
+from noisewise.training import optimizer as optimization
+from noisewise.training.models import with_labels
+from noisewise.training.step import Step
+
+WARM_UP = 3  # steps before the capture: compilation, choice of kernels, state of the optimizer
+FIELDS = ("u", "time", "weight", "density")
+
+
+class GraphedStep(Step):
+    """As `Step`; in graphs, from the moment that `capture` has been called."""
+
+    ready = False
+    blend_weight: Tensor | None = None
+
+    def capture(self, shape: Sequence[int], classes: int, *, record: bool = True) -> None:
+        """Compile, warm up and record, leaving all state of training as it was; raises whatever stands in the way.
+
+        With `record=False` the same arithmetic runs on the same fixed buffers as separate kernels: for tests without CUDA.
+        """
+        batch, count = self.config.batch, self.config.batch // self.config.accumulation
+        self.x0 = torch.zeros(count, *shape, device=self.device)
+        self.labels = torch.zeros(count, dtype=torch.int64, device=self.device) if classes else None
+        u, ones = (torch.arange(batch, device=self.device) + 0.5) / batch, torch.ones(batch, device=self.device)
+        self.all = Draw(u, self.objective.process.time(u), ones, ones.clone(), rows=count)
+        self.u, self.weight = u[:count].clone(), ones[:count].clone()
+        self.losses = torch.zeros_like(u)
+        self.buffers_before = [buffer.clone() for buffer in self.running_buffers]
+        if self.ema.changes:
+            self.blend_weight = torch.zeros((), device=self.device)
+        self.compiled = self._compiled() if record else self.call
+        self.network.train()
+        with self._state_put_back():
+            self.run_gradients, self.run_update = self._recorded() if record else (self._gradients, self._update)
+        self.micro, self.ready = 0, True
+
+    def _compiled(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+        compiled = torch.compile(self.model, dynamic=False)
+        return with_labels(cast(nn.Module, compiled))
+
+    def _recorded(self) -> tuple[Callable[[], None], Callable[[], None]]:
+        # on a stream of its own from the first step on: autograd remembers the stream on which a parameter was first used
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        gradients, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream), repeatable_kernels():
+            for _ in range(WARM_UP):
+                self._gradients()
+                self._update()
+            with waiting_is_an_error():  # what waits cannot be recorded, and a recording that fails is hard to recover from
+                self._gradients()
+                self._update()
+            try:
+                with torch.cuda.graph(gradients, stream=stream):
+                    self._gradients()
+                with torch.cuda.graph(update, pool=gradients.pool(), stream=stream):
+                    self._update()
+            except Exception:
+                recover_generator(self.device)
+                raise
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        return gradients.replay, update.replay
+
+    # The two halves, on fixed buffers -------------------------------------------------------------------------------
+
+    def _gradients(self) -> None:
+        if self.config.accumulation == 1:
+            self.drop_gradients()  # new ones come to lie at the same place in every replay
+        self.micro_losses = self.differentiate(self.loss_at(self.x0, self.labels, self.compiled), self.u, self.weight)
+
+    def _update(self) -> None:
+        self.apply(self.all, self.losses)
+
+    def blend_average(self) -> None:
+        if self.blend_weight is None:
+            super().blend_average()
+        else:
+            self.ema.blend(self.blend_weight)
+
+    # What the trainer calls -----------------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> None:
+        if not self.ready:
+            super().begin(step)
+            return
+        if not self.network.training:
+            self.network.train()
+        optimization.set_learning_rate(self.optimizer, optimization.learning_rate(self.config.optimizer, step))
+        if self.blend_weight is not None:
+            self.blend_weight.fill_(1 - self.ema.decay())
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if self.config.accumulation > 1 and gradients:  # otherwise each replay writes them anew
+            torch._foreach_zero_(gradients)
+        if self.running_buffers:
+            torch._foreach_copy_(self.buffers_before, self.running_buffers)
+        self.loss.zero_()
+        self.micro = 0
+
+    def backward(self, x0: Tensor, labels: Tensor | None, draw: Draw, last: bool = True) -> Tensor:
+        if not self.ready:
+            return super().backward(x0, labels, draw, last)
+        part = slice(self.micro * len(x0), (self.micro + 1) * len(x0))
+        targets = [self.x0, self.u, self.weight, *(getattr(self.all, name)[part] for name in FIELDS)]
+        values = [x0, draw.u, draw.weight, *(getattr(draw, name) for name in FIELDS)]
+        torch._foreach_copy_(targets, values)
+        if self.labels is not None and labels is not None:
+            self.labels.copy_(labels)
+        self.run_gradients()
+        self.losses[part].copy_(self.micro_losses)
+        self.micro += 1
+        return self.losses[part]
+
+    def update(self, draws: Sequence[Draw], losses: Sequence[Tensor]) -> None:
+        if not self.ready:
+            super().update(draws, losses)
+            return
+        self.run_update()
+        self.ema.updates += 1
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _state_put_back(self) -> Iterator[None]:
+        """Whatever training changes is as before after the block, at the same places in memory."""
+        modules = (self.model, self.weighting, self.monitor, self.guard)
+        tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        tensors += self.ema.average.values()
+        tensors += self._optimizer_state()
+        before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        known = {id(tensor) for tensor in tensors}
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value in before:
+                    tensor.copy_(value)
+                for tensor in self._optimizer_state():
+                    if id(tensor) not in known:  # made by the first step: Adam begins with zeros
+                        tensor.zero_()
+            self.guard.forget()
+
+    def _optimizer_state(self) -> list[Tensor]:
+        return [value for state in self.optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+
+
+@contextmanager
+def repeatable_kernels() -> Iterator[None]:
+    """cuDNN chooses the same kernels in every process, and only those that always add in the same order, so that a run goes on
+    bit for bit. Measured on an H200, this costs nothing; choosing by trial would gain 1 to 2 % (benchmarks/throughput.py)."""
+    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    """In the block, anything that makes the host wait for the device raises."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def recover_generator(device: torch.device) -> None:
+    """A recording that failed leaves torch's generator believing that it still goes on: give it a state that does not."""
+    generator = torch.cuda.default_generators[device.index or 0]
+    generator.graphsafe_set_state(generator.clone_state())

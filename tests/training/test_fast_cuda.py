@@ -1,0 +1,283 @@
+"""The fast path on a GPU: fused kernels against torch's, recorded steps against plain ones, resuming, and falling back."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from noisewise.training import checkpoint
+from noisewise.training.fast import GraphedStep
+from noisewise.training.models.unet import UNet
+from noisewise.training.options import load_preset
+from noisewise.training.parallel import make_accelerator
+from noisewise.training.parts import build_parts
+from noisewise.training.trainer import Trainer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+UNET = '--model.options={"channels": 32, "multipliers": [1, 2], "blocks": 1, "attention": [4], "dropout": 0.0}'
+TINY = ["--batch=32", UNET, "--log.trackers=[]", "--device=cuda", "--log.every=10", "--steps=40"]
+
+
+def trainer(*options: str, model: nn.Module | None = None, told: list[str] | None = None) -> Trainer:
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(True)
+    config = load_preset("digits", *TINY, *options)
+    parts = build_parts(config)
+    if model is not None:
+        parts = type(parts)(parts.objective, parts.source, model, parts.classes)
+    return Trainer(config, parts, make_accelerator(config), told.append if told is not None else lambda _: None)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Recording without the compiler, which takes its time."""
+    monkeypatch.setattr(GraphedStep, "_compiled", lambda self: self.call)
+
+
+# Kernels -----------------------------------------------------------------------------------------------------------------
+
+
+def reference(x, shift, norm):
+    moved = x if shift is None else x + shift[:, :, None, None]
+    return F.silu(F.group_norm(moved, norm.num_groups, norm.weight, norm.bias, norm.eps))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "groups", "shifted"),
+    [
+        ((2, 64, 8, 8), 32, True),
+        ((3, 96, 4, 4), 32, False),
+        ((2, 192, 16, 16), 32, True),
+        ((2, 128, 32, 32), 32, True),
+        ((2, 24, 5, 7), 4, True),
+        ((3, 8, 1, 1), 4, False),
+        ((2, 64, 64, 64), 32, True),
+    ],
+)
+def test_the_fused_normalisation_is_torchs(dtype, shape, groups, shifted):
+    from noisewise.training.fast.norm import group_norm_silu
+
+    torch.manual_seed(0)
+    norm = nn.GroupNorm(groups, shape[1]).cuda()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    x = torch.randn(shape, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
+    shift = torch.randn(shape[:2], device="cuda").requires_grad_() if shifted else None
+    inputs = [value for value in (x, shift, norm.weight, norm.bias) if value is not None]
+    y = group_norm_silu(x, shift, norm)
+    assert y.dtype == dtype
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    gradient = torch.randn_like(y)
+    found = torch.autograd.grad(y, inputs, gradient)
+    exact = nn.GroupNorm(groups, shape[1]).cuda().double()
+    exact.load_state_dict(norm.state_dict())
+    x64, shift64 = (None if v is None else v.detach().double().requires_grad_() for v in (x, shift))
+    wanted = reference(x64, shift64, exact)
+    same = [value for value in (x64, shift64, exact.weight, exact.bias) if value is not None]
+    tolerance = 3e-6 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(y.double(), wanted, rtol=tolerance, atol=tolerance)
+    for mine, theirs in zip(found, torch.autograd.grad(wanted, same, gradient.double()), strict=True):
+        assert float((mine.double() - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6)) < tolerance
+
+
+def test_a_part_of_the_channels_is_normalised_without_a_copy_and_alike():
+    from noisewise.training.fast.norm import group_norm_silu
+
+    torch.manual_seed(0)
+    norm = nn.GroupNorm(32, 64).cuda()
+    both = torch.randn(4, 128, 8, 8, device="cuda").contiguous(memory_format=torch.channels_last)
+    part = both[:, 64:]
+    assert torch.equal(group_norm_silu(part, None, norm), group_norm_silu(part.clone(), None, norm))
+
+
+def test_fused_dropout_drops_its_share_and_its_gradient_knows_which():
+    from noisewise.training.fast.norm import group_norm_silu
+
+    norm = nn.GroupNorm(32, 64).cuda()
+    x = torch.randn(64, 64, 16, 16, device="cuda").contiguous(memory_format=torch.channels_last).requires_grad_()
+    torch.manual_seed(3)
+    y = group_norm_silu(x, None, norm, 0.1)
+    kept = y != 0
+    assert float((~kept).float().mean()) == pytest.approx(0.1, abs=2e-3)
+    assert abs(float(kept.float().mean((0, 2, 3)).std())) < 0.01  # no channel is favoured
+    torch.testing.assert_close(y[kept], (reference(x, None, norm) / 0.9)[kept], rtol=1e-4, atol=1e-5)
+    wanted = torch.autograd.grad((reference(x, None, norm) * kept / 0.9).sum(), x)[0]
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], wanted, rtol=1e-3, atol=1e-4)
+    torch.manual_seed(3)
+    assert torch.equal(y, group_norm_silu(x, None, norm, 0.1))
+    assert not torch.equal(y, group_norm_silu(x, None, norm, 0.1))
+
+
+def test_a_fused_unet_has_the_same_names_outputs_and_gradients():
+    from noisewise.training.fast.fuse import fuse
+
+    torch.manual_seed(0)
+    plain, fused = (
+        UNet((3, 16, 16), channels=32, multipliers=(1, 2), attention=(8,), dropout=0.0, zero_init=False).cuda()
+        for _ in range(2)
+    )
+    fused.load_state_dict(plain.state_dict())
+    assert fuse(fused) > 5
+    assert list(fused.state_dict()) == list(plain.state_dict())
+    x, time = torch.randn(4, 3, 16, 16, device="cuda"), torch.arange(4, device="cuda") * 100
+    outputs = [model(x, time) for model in (plain, fused)]
+    torch.testing.assert_close(*outputs, rtol=2e-3, atol=2e-3)  # TF32 convolutions
+    for output in outputs:
+        output.square().mean().backward()
+    for mine, theirs in zip(fused.parameters(), plain.parameters(), strict=True):
+        assert float((mine.grad - theirs.grad).norm() / theirs.grad.norm().clamp(min=1e-4)) < 2e-2
+
+
+# Recorded steps ------------------------------------------------------------------------------------------------------------
+
+SAMPLERS = [
+    "uniform",
+    "adaptive:warmup=5,every=5",
+    "speed:k=5+minsnr",
+    "paper_cifar10:every=10",
+    "adaptive:estimator=lookahead,strata=4,budget=0.5,warmup=5",
+    "gradient_variance:strata=3,every=5",
+    "loss_moment",
+    "uniform+learned",
+]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_recorded_steps_train_as_plain_ones_do(sampler, uncompiled):
+    told: list[str] = []
+    fast = trainer(f"--sampler={sampler}", "--precision=fp32", told=told)
+    rows = [row for row in fast.run() if row]
+    assert fast.arithmetic.ready, told
+    plain = trainer(f"--sampler={sampler}", "--precision=fp32", "--fast=never")
+    for mine, theirs in zip(rows, (row for row in plain.run() if row), strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=3e-2)
+        assert mine["samples"] == theirs["samples"]
+    assert fast.ema.updates == plain.ema.updates == 40
+    assert fast.sampler.step == plain.sampler.step == 40
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_the_first_steps_are_the_same_to_many_digits(accumulation, uncompiled):
+    made = [
+        trainer("--sampler=speed", "--precision=fp32", f"--accumulation={accumulation}", f"--fast={fast}")
+        for fast in ("auto", "never")
+    ]
+    for one in made:
+        one.warm_up()
+        for _ in range(3):
+            one.training_step()
+    values = [float(one.guard.loss_sum) for one in made]
+    assert values[0] == pytest.approx(values[1], rel=1e-3)
+    assert made[0].arithmetic.ready
+
+
+def test_recorded_steps_do_not_wait_for_the_device(uncompiled):
+    made = trainer("--sampler=adaptive:warmup=0,every=1000", "--ema.ramp=true")
+    made.warm_up()
+    made.training_step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            made.training_step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert made.arithmetic.ready
+
+
+def test_it_goes_on_bit_for_bit_from_a_checkpoint(tmp_path, uncompiled):
+    options = [
+        "--sampler=adaptive:warmup=5,every=5",
+        "--ema.ramp=true",
+        '--model.options={"dropout": 0.1, "channels": 32, "multipliers": [1, 2], "blocks": 1, "attention": []}',
+    ]
+    whole = trainer(*options)
+    for _ in whole.run():
+        pass
+    first = trainer(*options)
+    for row in first.run():
+        if row and row["step"] == 20:
+            break
+    path = checkpoint.save(tmp_path, first.step, first.tensors(), first.state())
+    second = trainer(*options)
+    second.load(checkpoint.load(path))
+    for _ in second.run():
+        pass
+    assert second.arithmetic.ready
+    expected, found = whole.tensors(), second.tensors()
+    different = [
+        f"{part}/{name}"
+        for part in expected
+        for name in expected[part]
+        if not torch.equal(expected[part][name], found[part][name])
+    ]
+    assert different == []
+
+
+def test_a_skipped_step_is_skipped_in_a_graph_too(uncompiled):
+    class SometimesNaN(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+            self.register_buffer("broken", torch.zeros(()))
+
+        def forward(self, x, time):
+            return x * self.scale + torch.where(self.broken > 0, torch.nan, 0.0)
+
+    model = SometimesNaN()
+    made = trainer("--sampler=uniform", "--precision=fp32", model=model)
+    made.warm_up()
+    assert made.arithmetic.ready
+    made.training_step()
+    weight = model.scale.detach().clone()
+    model.broken.fill_(1)
+    made.training_step()
+    assert torch.equal(model.scale, weight)
+    assert int(made.guard.skipped) == 1
+    model.broken.fill_(0)
+    made.training_step()
+    assert not torch.equal(model.scale, weight)
+
+
+class Waiting(nn.Module):
+    """Looks at its own numbers on the way, as no graph can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x, time):
+        return x * self.scale * (1.0 if float(x.mean()) < 1e9 else 2.0)
+
+
+def test_a_model_that_waits_for_the_device_trains_on_the_plain_path_and_the_user_is_told(uncompiled):
+    told: list[str] = []
+    made = trainer("--sampler=uniform", model=Waiting(), told=told)
+    rows = [row for row in made.run() if row]
+    assert rows[-1]["step"] == 40
+    assert not made.arithmetic.ready
+    assert told[-1].startswith("the plain path, not the fast one: the step cannot be recorded (")
+
+
+def test_a_recording_that_fails_half_way_does_not_break_the_generator(uncompiled, monkeypatch):
+    from noisewise.training.fast import graphs
+
+    monkeypatch.setattr(graphs, "waiting_is_an_error", lambda: torch.enable_grad())
+    told: list[str] = []
+    made = trainer("--sampler=uniform", model=Waiting(), told=told)
+    rows = [row for row in made.run() if row]
+    assert rows[-1]["step"] == 40
+    assert torch.randn(3, device="cuda").isfinite().all()
+
+
+@pytest.mark.slow
+def test_a_compiled_and_recorded_unet_learns_and_generates():
+    made = trainer("--sampler=adaptive", "--steps=200", "--log.every=50")
+    rows = [row for row in made.run() if row]
+    assert made.arithmetic.ready
+    assert rows[-1]["loss"] < 0.7 * rows[0]["loss"]
+    assert not any("_orig_mod" in name for part in made.tensors().values() for name in part)
+    made.model.eval()
+    with torch.no_grad():
+        assert made.call(torch.randn(7, 1, 8, 8, device="cuda"), torch.zeros(7, device="cuda"), None).isfinite().all()
