@@ -10,7 +10,7 @@ WORKERS ?= 2
 
 demo: $(VENV)/.installed-train  ## compare samplers on 8x8 digits, and write a report
 	rm -rf out/demo
-	$(BIN)/noisewise compare --preset digits --out out/demo
+	$(BIN)/noisewise compare --preset digits --budget 20s --images 500 --out out/demo
 
 test: $(VENV)/.installed-dev  ## the whole suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

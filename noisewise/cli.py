@@ -1,4 +1,4 @@
-"""The command line: noisewise train | generate | evaluate | compare | encode.
+"""The command line: noisewise train | generate | evaluate | compare | analyze | report | encode.
 
 Each command's own module is imported when it is called, so that `noisewise --help` is quick and needs no extra.
 """
@@ -15,6 +15,8 @@ COMMANDS = {
     "generate": ("evaluation.generate_command", "make images with a trained model"),
     "evaluate": ("evaluation.evaluate_command", "measure a run, a folder of images or a file: FID, held-out loss, likelihood"),
     "compare": ("study.compare", "train with several samplers under the same conditions and compare them"),
+    "analyze": ("study.analyze_command", "look inside training: gradients, interdependence, densities, overhead"),
+    "report": ("study.report.command", "a run or a comparison as one HTML file, or live in the browser"),
     "encode": ("training.encode_command", "turn images into latents with an autoencoder"),
 }
 """The module of each command, whose main takes the other arguments, and what it does."""

@@ -4,6 +4,8 @@ Commands are shown as one would type them, and run here with far fewer steps and
 network or data say so in a first line `# needs: ...`; of those only the options are checked.
 """
 
+import argparse
+import importlib
 import inspect
 import io
 import json
@@ -27,20 +29,37 @@ from noisewise.evaluation.solvers import SOLVERS, default_solver
 from noisewise.evaluation.spacing import SPACINGS
 from noisewise.processes import PROCESSES
 from noisewise.spec import build_process
+from noisewise.study.analysis import ANALYSES
+from noisewise.study.launch import add_launcher_options
 from noisewise.training.config import Config
 from noisewise.training.data import SOURCES
 from noisewise.training.models import MODELS, build_model
 from noisewise.training.options import PRESETS, load_preset, plain, preset_names
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ["training", "data", "models", "checkpoints", "generating", "evaluating", "fid"]
+PAGES = ["training", "data", "models", "checkpoints", "generating", "evaluating", "fid", "comparing", "analyzing", "reports"]
 NOISEWISE = re.compile(r"(?:python -m )?noisewise ")
 TINY = ["--batch=8", "--device=cpu", "--precision=fp32", "--log.samples=4", "--log.sample_steps=3"]
+SMALL = [*TINY, "--budget=2it", "--model.options.channels=8"]
 SHORTER = {
     "train": [*TINY, "--log.trackers=[]"],
-    "compare": [*TINY, "--budget=2it", "--seeds=1", "--images=8", "--model.options.channels=8"],
+    "compare": [*SMALL, "--seeds=1", "--evaluate-at=1", "--images=8"],
     "generate": ["--count=8", "--steps=3", "--device=cpu"],
     "evaluate": ["--count=64", "--steps=3", "--heldout=16", "--levels=4", "--device=cpu"],
+    "analyze gradients": [*SMALL, "--points=1", "--levels=2", "--rows=4"],
+    "analyze interdependence": [*SMALL, "--points=1", "--strata=2", "--steps=1", "--levels=4", "--images=4"],
+    "analyze predictor": [
+        *SMALL,
+        "--points=1",
+        "--steps=8",
+        "--queue=3",
+        "--sizes=1,2",
+        "--levels=4",
+        "--images=4",
+        "--credit=5",
+    ],
+    "analyze overhead": ["--seconds=0.01", "--widths=8", "--batches=8", "--steps-of-process=100", "--device=cpu"],
+    "analyze ablate": [*SMALL, "--values=0.2", "--seeds=1", "--images=8"],
 }
 
 
@@ -81,7 +100,7 @@ def table(page: str, *headings: str) -> dict[str, list[str]]:
 
 def shortened(words: list[str]) -> list[str]:
     """The command with less to do."""
-    more = list(SHORTER.get(words[0], []))
+    more = list(SHORTER.get(" ".join(words[:2]) if words[0] == "analyze" else words[0], []))
     if words[0] == "train":
         more.append("--steps=6" if "--resume" in words else "--steps=4")
         if "digits" in words and "--model.name" not in words:
@@ -108,13 +127,13 @@ def run(command: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_and_programs_run_in_their_order(page: str) -> None:
-    names: dict[str, Any] = {"__name__": "docs"}
+    names: dict[str, Any] = {"__name__": "__main__"}
     for language, text in blocks(page, "sh|python"):
         if language == "python":
             exec(compile(text, page, "exec"), names)
         elif not text.startswith("# needs: "):
             assert text.strip(), "an empty block"
-            for line in text.splitlines():
+            for line in text.replace("\\\n", " ").splitlines():
                 assert NOISEWISE.match(line), f"not a command of ours, and it does not say what it needs: {line}"
                 printed = run(line)
                 assert "--print-config" in line or printed, line
@@ -122,7 +141,12 @@ def test_commands_and_programs_run_in_their_order(page: str) -> None:
 
 def test_enough_of_the_commands_run() -> None:
     """That a page marks all its commands as in need of something would go unnoticed above."""
-    run_here = [text.splitlines() for page in PAGES for _, text in blocks(page, "sh") if not text.startswith("# needs: ")]
+    run_here = [
+        text.replace("\\\n", " ").splitlines()
+        for page in PAGES
+        for _, text in blocks(page, "sh")
+        if not text.startswith("# needs: ")
+    ]
     assert {NOISEWISE.sub("", line).split()[0] for lines in run_here for line in lines} == set(COMMANDS) - {"encode"}
     assert sum(map(len, run_here)) >= 20
 
@@ -131,7 +155,7 @@ def test_enough_of_the_commands_run() -> None:
 def help_of(command: str) -> str:
     printed = io.StringIO()
     with redirect_stdout(printed), pytest.raises(SystemExit):
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     return printed.getvalue()
 
 
@@ -141,9 +165,9 @@ def flags_of(command: str) -> set[str]:
 
 def check_flags(text: str) -> int:
     """How many commands of ours there are in a text; each flag of each must exist."""
-    commands = re.findall(r"(?:^|-m |: )noisewise (\w+) (.*)", text.replace("\\\n", " "), re.MULTILINE)
+    commands = re.findall(r"(?:^|-m |: )noisewise (analyze \w+|\w+) ?(.*)", text.replace("\\\n", " "), re.MULTILINE)
     for command, rest in commands:
-        known = flags_of(command) | (flags_of("train") if command == "compare" else set())
+        known = flags_of(command) | (flags_of("train") if command.startswith(("compare", "analyze")) else set())
         for flag in re.findall(r"(?<=\s)--[\w.-]+", " " + rest):
             assert re.sub(r"(options)\..*", r"\1", flag) in known, f"{command} has no {flag}"  # as in --model.options.depth
     return len(commands)
@@ -203,6 +227,39 @@ def test_flags_of_generate_and_evaluate_are_all_explained() -> None:
     generating, evaluating = set(table("generating", "flag")), set(table("evaluating", "flag"))
     assert generating == flags_of("generate") - {"--help"}
     assert evaluating == flags_of("evaluate") - flags_of("generate") | {"--count"}
+
+
+def test_flags_of_compare_and_report_are_all_explained() -> None:
+    assert set(table("comparing", "flag")) == flags_of("compare") - {"--help"}
+    assert set(table("reports", "flag")) == flags_of("report") - {"--help"}
+
+
+def options_of(analysis: str) -> dict[str, Any]:
+    """The flags of an analysis, with their defaults."""
+    parser, launchers = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
+    importlib.import_module(f"noisewise.study.analysis.{analysis}").add_options(parser)
+    add_launcher_options(launchers)  # explained in comparing.md
+    left_out = {action.option_strings[0] for action in launchers._actions}
+    return {action.option_strings[0]: action.default for action in parser._actions} | dict.fromkeys(left_out, "elsewhere")
+
+
+@pytest.mark.parametrize("analysis", ANALYSES)
+def test_every_analysis_has_a_section_with_its_options_and_a_picture(analysis: str) -> None:
+    text = re.search(rf"^## {analysis}\n(.*?)(?=^## |\Z)", read("analyzing"), re.DOTALL | re.MULTILINE)
+    assert text, f"analyzing.md has no section {analysis}"
+    assert f"(img/analysis_{analysis}.png)" in text[1]
+    assert (DOCS / "img" / f"analysis_{analysis}.png").stat().st_size < 80_000
+    shown = {name: cells[0] for name, cells in table("analyzing", f"{analysis} option", "default", "meaning").items()}
+    options = {name: default for name, default in options_of(analysis).items() if default != "elsewhere"}
+    shared = set(table("analyzing", "option", "meaning"))
+    assert set(options) - shared <= set(shown) <= set(options)
+    for name, default in options.items():
+        if name in shown and default not in (None, [], False):
+            assert yaml.safe_load(shown[name]) == default or shown[name].replace(", ", ",") == str(default), name
+
+
+def test_the_analyses_are_those_of_the_code() -> None:
+    assert [re.match(r"\[`(\w+)`\]", name)[1] for name in table("analyzing", "analysis")] == list(ANALYSES)  # type: ignore[index]
 
 
 # Tables of names and numbers
@@ -275,6 +332,13 @@ def test_every_field_of_a_row_of_metrics_is_explained() -> None:
     assert {name.replace("digits-frechet", "fid") for name in evaluation} <= names | metrics
     for group in ("heldout", "vlb"):
         assert all(f"`{name}`" in read("evaluating") for name in evaluation[group]), group
+
+
+def test_the_folder_of_a_comparison_holds_what_the_page_lists() -> None:
+    run("noisewise compare --preset digits --samplers uniform --out out/compared")
+    assert {name.strip("/") for name in table("comparing", "file")} == {
+        path.name for path in Path("out/compared").iterdir() if path.name[0] != "."
+    }
 
 
 def test_the_run_folder_and_checkpoint_hold_what_the_pages_list() -> None:

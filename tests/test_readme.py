@@ -1,12 +1,16 @@
 """The README's loop runs, and its numbers are those of the result files."""
 
 import json
+import math
 import re
 import statistics
 from pathlib import Path
 
 import torch
 from torch import nn
+
+from noisewise.cli import COMMANDS
+from noisewise.study.analysis import ANALYSES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -61,8 +65,36 @@ def test_the_digits_table_is_that_of_the_file():
 
 def test_the_demo_figures_are_those_of_the_file():
     found = {(row["sampler"], row["seed"]): row["distance"] for row in rows("demo_digits.jsonl")}
+    assert len(found) == 6
     for sampler, place in (("adaptive", r"`adaptive` were at ([\d.]+) times"), ("minsnr", r"Min-SNR at ([\d.]+),")):
         ratios = [found[sampler, seed] / found["uniform", seed] for seed in (0, 1)]
         (claim,) = re.findall(place, README)
-        assert float(claim) == round(statistics.mean(ratios), 2)
+        assert float(claim) == round(statistics.geometric_mean(ratios), 2)
         assert max(ratios) < 1
+
+
+def test_the_demo_was_one_comparison_of_whole_runs_at_equal_time():
+    found = rows("demo_digits.jsonl")
+    (claim,) = re.findall(r"after (\d+) s each", README)
+    assert {row["budget"] for row in found} == {f"{claim}s"}
+    assert len({json.dumps([row["environment"], row["images"], row["evaluate_at"]]) for row in found}) == 1
+    same = [{k: v for k, v in row["config"].items() if k not in ("sampler", "seed", "out")} for row in found]
+    assert all(config == same[0] for config in same)
+    for row in found:
+        assert (row["status"], row["curve"][-1]["share"], row["metric"]) == ("finished", 1.0, "digits-frechet")
+        assert row["curve"][-1]["distance"] == row["distance"]
+        assert math.isclose(row["loss"], statistics.fmean(row["held_out"]))
+        assert abs(row["seconds"] - float(claim)) < 0.5
+
+
+def test_no_result_file_names_a_place_on_somebodys_machine():
+    for path in (ROOT / "benchmarks" / "results").iterdir():
+        assert not re.search(r"[\"' ,]/(home|root|work|tmp|Users)/", path.read_text()), path.name
+
+
+def test_the_commands_are_those_of_the_command_line():
+    block = README.partition("## With our trainer")[2].partition("```sh\n")[2].partition("```")[0]
+    used = [line.split()[1] for line in block.splitlines()]
+    assert set(used) == set(COMMANDS) - {"encode"}
+    (analyze,) = [line for line in block.splitlines() if line.startswith("noisewise analyze")]
+    assert set(re.findall(r"[a-z]+", analyze.partition("#")[2])) - {"or"} | {analyze.split()[2]} == set(ANALYSES)

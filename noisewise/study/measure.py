@@ -1,64 +1,72 @@
-"""What is measured of a finished run: the distance of its images to the data, and its held-out loss at each noise level."""
+"""What is measured of a run along the way: the distance of its images to the data, and its held-out loss by noise level."""
 
+import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from torch import Tensor
 
 from noisewise.evaluation.distances import Network, choose_network, compare_images, real_statistics
 from noisewise.evaluation.heldout import held_out_losses
+from noisewise.evaluation.pictures import save_grid
 from noisewise.evaluation.preprocess import to_uint8
+from noisewise.processes import DDPM
+from noisewise.study.outcome import Evaluation
+from noisewise.training.data import Source
 from noisewise.training.parts import open_source
 from noisewise.training.run import Run
+from noisewise.weighting import VLB
+
+LEVELS, HELD_OUT = 50, 400  # noise levels of the held-out loss, and test images at each
+SHOWN, COLUMNS = 64, 8  # samples in a picture
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One run, measured."""
-
-    sampler: str
-    seed: int
-    steps: int
-    seconds: float
-    steps_per_second: float
-    metric: str | None  # what `distance` is: fid, or digits-frechet for the embedded digits
-    distance: float | None  # of generated images to the training data; None if it could not be measured
-    held_out: list[float]  # loss by noise level, least noise first
-    samples: Tensor  # a few images
-
-    def row(self) -> dict[str, Any]:
-        """As a row of results.jsonl."""
-        return {key: value for key, value in asdict(self).items() if key != "samples"}
-
-    @property
-    def loss(self) -> float:
-        """The mean over noise levels: what uniform sampling minimises."""
-        return sum(self.held_out) / len(self.held_out)
-
-
-def measure(
-    run: Run, *, images: int = 1000, levels: int = 20, heldout: int = 1000, shown: int = 25, tell: Callable[[str], None] = print
-) -> Measured:
-    """Generate with the averaged weights and compare with the training data; test images give the held-out loss."""
+def evaluate(run: Run, share: float, images: int, tell: Callable[[str], None] = print) -> Evaluation:
+    """Measure a run as it is, with its averaged weights, and draw a few samples into its folder; training is not touched."""
     trainer = run.trainer
-    config, device, objective = run.config, trainer.device, trainer.objective
-    test, classes = open_source(config, "test"), trainer.parts.classes
+    objective, test = trainer.objective, open_source(run.config, "test")
     with run.averaged():
-        held_out = held_out_losses(trainer.call, objective, test, levels=levels, images=heldout, classes=classes, device=device)
+        held_out = held_out_losses(
+            trainer.call,
+            objective,
+            test,
+            levels=LEVELS,
+            images=HELD_OUT,
+            classes=trainer.parts.classes,
+            device=trainer.device,
+        )
+    if not math.isfinite(held_out.mean):
+        raise FloatingPointError(f"the held-out loss of the averaged weights is {held_out.mean} at step {trainer.step}")
     samples = run.generate(images)
     metric, distance = distance_to_data(run, samples, tell)
-    return Measured(
-        config.sampler,
-        config.seed,
-        trainer.step,
-        trainer.seconds,
-        trainer.step / trainer.seconds,
-        metric,
-        distance,
-        held_out.loss.tolist(),
-        samples[:shown].float().cpu(),
+    return Evaluation(
+        share=share,
+        step=trainer.step,
+        seconds=trainer.seconds,
+        images=images,
+        metric=metric,
+        distance=distance,
+        held_out=held_out.loss.tolist(),
+        vlb=held_out.weighted(VLB(), objective) if isinstance(objective.process, DDPM) else None,
+        picture=draw(run, samples[:SHOWN]),
     )
+
+
+def draw(run: Run, samples: Tensor) -> str | None:
+    """A picture of samples in the run's folder, if they are images; its path from there."""
+    if not run.trainer.parts.source.image:
+        return None
+    path = save_grid(samples, run.folder.samples / f"step-{run.trainer.step:08d}.png", COLUMNS)
+    return str(path.relative_to(run.folder.path))
+
+
+_NETWORKS: dict[tuple[str, tuple[int, ...], str], Network] = {}  # loading Inception takes seconds, and it is needed again
+
+
+def _network(source: Source, device: str) -> Network:
+    key = (source.name, source.shape, device)
+    if key not in _NETWORKS:
+        _NETWORKS[key] = choose_network(source, device)
+    return _NETWORKS[key]
 
 
 def distance_to_data(run: Run, samples: Tensor, tell: Callable[[str], None]) -> tuple[str | None, float | None]:
@@ -67,7 +75,7 @@ def distance_to_data(run: Run, samples: Tensor, tell: Callable[[str], None]) -> 
     if not source.image:
         return None, None
     try:
-        network: Network = choose_network(source, device)
+        network = _network(source, str(device))
     except FileNotFoundError as error:
         tell(f"no FID: {error}")
         return None, None

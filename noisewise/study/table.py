@@ -1,96 +1,187 @@
-"""The outcome of a comparison in words and numbers."""
+"""A comparison as tables, one for each schedule, with what they say and how to read them.
 
-import statistics
-from collections.abc import Iterable
-from typing import Literal
+In a narrow terminal cells go on in the next line and the least important columns give way, named below the table; no number is
+ever cut.
+"""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import isfinite
+
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from noisewise.study.measure import Measured
+from noisewise.study.findings import baseline_name, explanation, findings, p_text
+from noisewise.study.outcome import Comparison
+from noisewise.study.summary import Spread, Summary, budget_unit, metric_label, summarise
 
+__all__ = ["explanation", "findings", "print_table", "table_rows"]
 
-def by_sampler(results: list[Measured]) -> dict[str, list[Measured]]:
-    """The runs of each sampler, seeds in order; the baseline first."""
-    grouped: dict[str, list[Measured]] = {}
-    for result in results:
-        grouped.setdefault(result.sampler, []).append(result)
-    return grouped
-
-
-def spread(values: Iterable[float]) -> str:
-    """Mean, and half the range over seeds."""
-    values = list(values)
-    mean = statistics.mean(values)
-    return f"{mean:.4g}" + (f" ± {(max(values) - min(values)) / 2:.2g}" if len(values) > 1 else "")
+FILE_WIDTH = 160  # of text where there is no terminal
+NAME_WIDTH = 12  # longer names may go on in the next line
+GAP = 2  # between columns
 
 
-def verdict(baseline: list[Measured], runs: list[Measured]) -> str:
-    """ "better" or "worse" than the baseline only if there are two seeds or more and all agree."""
-    pairs = [(judged(run), judged(base)) for run, base in zip(runs, baseline, strict=True)]
-    if len(pairs) < 2:
-        return "one seed"
-    if all(mine < theirs for mine, theirs in pairs):
-        return "better"
-    return "worse" if all(mine > theirs for mine, theirs in pairs) else "unclear"
+@dataclass(frozen=True)
+class Column:
+    """A column: its cells are made of summaries."""
+
+    heading: str
+    cell: Callable[[Summary], str]
+    spare: int = 0  # those with the highest leave first where there is no room; 0 stays
+    left: bool = False
 
 
-def judged(run: Measured) -> float:
-    """What runs are judged by: the distance of their images to the data or, without one, their held-out loss."""
-    return run.loss if run.distance is None else run.distance
-
-
-def ratio(baseline: list[Measured], runs: list[Measured]) -> float:
-    """The mean over seeds of a run's value over the baseline's."""
-    return statistics.mean(judged(run) / judged(base) for run, base in zip(runs, baseline, strict=True))
-
-
-def table_rows(results: list[Measured]) -> tuple[list[str], list[list[str]]]:
-    """Headings, and a row for each sampler."""
-    grouped = by_sampler(results)
-    name, baseline = next(iter(grouped.items()))
-    metric = results[0].metric
-    headings = ["sampler", "steps", "it/s", "held-out loss", *([metric] if metric else []), f"over {name}", ""]
-    rows = []
-    for sampler, runs in grouped.items():
-        distances = [run.distance for run in runs if run.distance is not None]
-        row = [
-            sampler,
-            f"{statistics.mean(run.steps for run in runs):.0f}",
-            f"{statistics.mean(run.steps_per_second for run in runs):.1f}",
-            spread(run.loss for run in runs),
-            *([spread(distances)] if metric else []),
-            f"{ratio(baseline, runs):.3f}",
-            "baseline" if sampler == name else verdict(baseline, runs),
-        ]
-        rows.append(row)
-    return headings, rows
-
-
-def explanation(results: list[Measured]) -> str:
-    """How to read the table."""
-    name, metric = results[0].sampler, results[0].metric or "held-out loss"
-    return (
-        f"Lower is better. ± is half the range over seeds. The last columns are of {metric}: its mean ratio to {name}'s, and "
-        '"better" or "worse" only where every seed agrees.'
+def table_columns(summaries: Sequence[Summary], unit: str = "steps") -> list[Column]:
+    """The columns for the summaries of one comparison, whose budget counts `unit`."""
+    name, metric = (
+        baseline_name(summaries),
+        " / ".join(dict.fromkeys(metric_label(one.metric) for one in summaries if one.metric)),
     )
+    several = len({one.process for one in summaries}) > 1
+    return [
+        *([Column("schedule", lambda one: one.process, left=True)] if several else []),
+        Column("sampler", lambda one: one.sampler, left=True),
+        Column("seeds", _seeds, spare=1, left=True),
+        Column("steps", lambda one: f"{one.steps.mean:.0f}" if one.steps else "", spare=6),
+        Column("it/s", lambda one: number(one.steps_per_second.mean, 3) if one.steps_per_second else "", spare=7),
+        Column("held-out loss", lambda one: spread_text(one.loss), spare=4 if metric else 0),
+        *([Column(metric, lambda one: spread_text(one.distance))] if metric else []),
+        Column(f"over {name}", lambda one: "" if one.ratio is None else f"{one.ratio:.3f}"),
+        Column(f"steps to {name}'s final", _steps_needed, spare=3 if unit == "steps" else 5),
+        Column(f"seconds to {name}'s final", _seconds_needed, spare=5 if unit == "steps" else 3),
+        Column("area", lambda one: spread_text(one.area), spare=8),
+        Column("p", lambda one: "" if one.p_adjusted is None else p_text(one.p_adjusted), spare=2),
+        Column("verdict", lambda one: one.verdict, left=True),
+    ]
 
 
-def print_table(results: list[Measured]) -> None:
-    """The table in the terminal, the best in bold."""
-    headings, rows = table_rows(results)
-    means = {name: statistics.mean(map(judged, runs)) for name, runs in by_sampler(results).items()}
-    best = min(means, key=lambda name: means[name])
-    table = Table()
-    widest = min(12, max(map(len, means)))  # names go on in the next line; numbers give way at their spaces
-    for i, heading in enumerate(headings):
-        justify: Literal["left", "right"] = "left" if i in (0, len(headings) - 1) else "right"
-        last = i == len(headings) - 1
-        table.add_column(heading, justify=justify, min_width=widest if i == 0 else None, overflow="fold", no_wrap=last)
-    for row in rows:
-        table.add_row(*row, style="bold" if row[0] == best else None)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 160  # a file is as wide as it needs
-    console.print(table)
-    console.print(explanation(results), highlight=False)
+def table_rows(summaries: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
+    """Headings, and a row for each summary; a first column names the schedule if there are several."""
+    if not summaries:
+        return [], []
+    columns = table_columns(summaries)
+    return [column.heading for column in columns], [[column.cell(one) for column in columns] for one in summaries]
+
+
+def print_table(comparison: Comparison, console: Console | None = None) -> None:
+    """Print the tables with the lowest mean in bold, then the findings and how to read the numbers."""
+    if console is None:
+        console = Console()
+        console.width = console.width if console.is_terminal else FILE_WIDTH
+    unit = budget_unit(comparison)
+    for process, group in groupby(summarise(comparison), lambda one: one.process):
+        summaries = list(group)
+        columns, left_out = fitting(table_columns(summaries, unit), summaries, console.width)
+        widths = _widths(columns, summaries, console.width)
+        needed = sum(widths) + GAP * (len(widths) - 1)
+        console.print(Text(process, style="bold"))
+        console.print(_rich_table(columns, summaries, widths), width=max(needed, console.width), crop=False)
+        if left_out:
+            console.print(Text(f"No room for: {', '.join(left_out)}. A wider terminal shows all, as does summary.csv."))
+        console.print()
+    for sentence in findings(comparison):
+        console.print(Text(sentence))
+    console.print(Text(f"\n{explanation(comparison)}"))
+
+
+def fitting(columns: Sequence[Column], summaries: Sequence[Summary], room: int) -> tuple[list[Column], list[str]]:
+    """The columns that fit into so many characters, and the headings of the others."""
+    kept, left_out = list(columns), []
+    while sum(_narrowest(column, summaries) + GAP for column in kept) - GAP > room:
+        spare = max(kept, key=lambda column: column.spare)
+        if not spare.spare:
+            break  # the terminal will have to scroll or wrap
+        kept.remove(spare)
+        left_out.append(spare.heading)
+    return kept, left_out
+
+
+def _rich_table(columns: Sequence[Column], summaries: Sequence[Summary], widths: Sequence[int]) -> Table:
+    narrowed = [width < _widest(column, summaries) for column, width in zip(columns, widths, strict=True)]
+    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), show_lines=any(narrowed))
+    for column, width in zip(columns, widths, strict=True):
+        table.add_column(Text(column.heading), justify="left" if column.left else "right", width=width, overflow="fold")
+    best = lowest(summaries)
+    for one in summaries:
+        cells = [column.cell(one) for column in columns]
+        texts = [Text(_tight(cell) if narrow else cell) for cell, narrow in zip(cells, narrowed, strict=True)]
+        table.add_row(*texts, style="bold" if one in best else None)
+    return table
+
+
+def _widths(columns: Sequence[Column], summaries: Sequence[Summary], room: int) -> list[int]:
+    """Ours, since rich would cut words to make columns narrower; columns that need little more are served first."""
+    widths = [_narrowest(column, summaries) for column in columns]
+    wishes = [_widest(column, summaries) - width for column, width in zip(columns, widths, strict=True)]
+    left = room - sum(widths) - GAP * (len(widths) - 1)
+    for i in sorted(range(len(widths)), key=lambda i: wishes[i]):
+        given = max(0, min(left, wishes[i]))
+        widths[i] += given
+        left -= given
+    return widths
+
+
+def _widest(column: Column, summaries: Sequence[Summary]) -> int:
+    return max(len(text) for text in (column.heading, *map(column.cell, summaries)))
+
+
+def _narrowest(column: Column, summaries: Sequence[Summary]) -> int:
+    """The longest word; the names of samplers may be broken."""
+    texts = (column.heading, *(_tight(column.cell(one)) for one in summaries))
+    longest = max(len(word) for text in texts for word in text.split(" "))
+    return min(longest, NAME_WIDTH) if column.heading == "sampler" else longest
+
+
+def _tight(cell: str) -> str:
+    """Signs stay with their numbers when a line ends between them."""
+    return cell.replace("± ", "±").replace("≤ ", "≤").replace("≥ ", "≥")
+
+
+def lowest(summaries: Sequence[Summary]) -> list[Summary]:
+    """Those with the lowest mean value, of the ones that have all seeds; none if there is nothing to compare."""
+    seeds = {seed for one in summaries for seed in one.seeds + one.failed + one.unfinished}
+    able = [(one.value.mean, one) for one in summaries if one.complete and set(one.seeds) == seeds and one.value is not None]
+    return [one for mean, one in able if mean == min(able, key=lambda pair: pair[0])[0]] if len(able) > 1 else []
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Four significant digits, and whole numbers whole."""
+    return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
+
+
+def spread_text(spread: Spread | None) -> str:
+    """Mean, and half the range over seeds."""
+    if spread is None:
+        return ""
+    several = len(spread.values) > 1 and isfinite(spread.mean)
+    return number(spread.mean) + (f" ± {number(spread.half_range, 2)}" if several else "")
+
+
+def _seeds(one: Summary) -> str:
+    lost = [f"{len(seeds)} {what}" for seeds, what in ((one.failed, "failed"), (one.unfinished, "unfinished")) if seeds]
+    done, begun = len(one.seeds), len(one.seeds + one.failed + one.unfinished)
+    return ", ".join([f"{done} of {begun}" if lost else str(done), *lost])
+
+
+def _steps_needed(one: Summary) -> str:
+    return _needed(one, [reached.steps for reached in one.reached], one.speedup_steps, "{:.0f}")
+
+
+def _seconds_needed(one: Summary) -> str:
+    return _needed(one, [reached.seconds for reached in one.reached], one.speedup_seconds, "{:.1f}")
+
+
+def _needed(one: Summary, needed: Sequence[float | None], speedup: float | None, form: str) -> str:
+    """ "610 (1.64×)": the mean over seeds, and the speed-up."""
+    known = [value for value in needed if value is not None]
+    if not needed:
+        return ""
+    if len(known) < len(needed):
+        return f"reached in {len(known)} of {len(needed)} seeds" if known else "not reached"
+    most, least = ("≤ ", "≥ ") if any(reached.at_most for reached in one.reached) else ("", "")
+    gain = "" if speedup is None else f" ({least}{speedup:.2f}×)"
+    return most + form.format(sum(known) / len(known)) + gain

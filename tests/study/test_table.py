@@ -1,91 +1,315 @@
-"""The verdict says no more than the seeds allow."""
+"""Tables and sentences hold the numbers, and say no more than the seeds allow."""
 
+import io
+import math
 import re
 
 import pytest
-import torch
 from rich.console import Console
+from scipy import stats
 
-from noisewise.study.table import by_sampler, explanation, judged, print_table, ratio, spread, table_rows, verdict
-from tests.study.made import measured
+from noisewise.study.outcome import Failure
+from noisewise.study.summary import Spread, summarise
+from noisewise.study.table import explanation, findings, lowest, number, print_table, spread_text, table_columns, table_rows
+from tests.study.made import compared, curve
+
+LONG = "adaptive:estimator=lookahead,target=(minsnr),correction=none"
 
 
-@pytest.mark.parametrize(
-    ("mine", "verdict_is"),
-    [
-        ([1.0, 1.9], "better"),
-        ([2.1, 3.0], "worse"),
-        ([1.0, 2.5], "unclear"),
-        ([2.0, 2.0], "unclear"),
-        ([0.1, 2.0], "unclear"),  # a tie is no gain, however good the other seed
-        ([float("nan"), 1.0], "unclear"),
-    ],
+def curves(values, process="linear", first=(60, 50)):
+    return {(process, name, seed): curve(*first, end) for name, ends in values.items() for seed, end in enumerate(ends)}
+
+
+def rows(comparison):
+    """By sampler, a dict from headings to cells."""
+    headings, cells = table_rows(summarise(comparison))
+    assert all(len(row) == len(headings) for row in cells)
+    return {row[headings.index("sampler")]: dict(zip(headings, row, strict=True)) for row in cells}
+
+
+def printed(comparison, width, colour=False):
+    file = io.StringIO()
+    print_table(comparison, Console(file=file, width=width, force_terminal=True, no_color=True))
+    said = file.getvalue()
+    return said if colour else re.sub(r"\x1b\[[0-9;]*m", "", said)
+
+
+EVERYTHING = compared(
+    {
+        **curves({"uniform": [45.12, 46.4], "minsnr": [45.3, 44.4], LONG: [35.25, 36.75]}),
+        ("linear", "speed", 0): curve(20, 50, 47),
+        ("linear", "p2", 0): curve(61, 60),
+        ("linear", "p2", 1): curve(61, 60, 59)[:2],
+        **curves({"uniform": [40.5, 41.25], "minsnr": [40.25, 40.75]}, "cosine"),
+    },
+    metric="digits-frechet",
+    failures={("linear", "speed", 1): Failure("out of [memory]", 300)},
 )
-def test_better_and_worse_need_every_seed(mine, verdict_is):
-    """Pairs of one seed are compared: the baseline has 2 in both."""
-    baseline = [measured("uniform", seed, 2.0) for seed in range(2)]
-    assert verdict(baseline, [measured("other", seed, value) for seed, value in enumerate(mine)]) == verdict_is
 
 
-def test_seeds_are_compared_with_their_own_baseline():
-    """Both of the other's values lie between the baseline's, and below its own seed's."""
-    baseline = [measured("uniform", 0, 1.0), measured("uniform", 1, 3.0)]
-    runs = [measured("other", 0, 0.9), measured("other", 1, 2.9)]
-    assert verdict(baseline, runs) == "better"
-    assert ratio(baseline, runs) == pytest.approx((0.9 + 2.9 / 3) / 2)
+@pytest.mark.parametrize(("value", "text"), [(2.33333, "2.333"), (0.0390123, "0.03901"), (12345.6, "12346"), (20, "20")])
+def test_numbers_have_four_digits_and_whole_ones_stay_whole(value, text):
+    assert number(value) == text
 
 
-def test_one_seed_is_not_judged():
-    assert verdict([measured("uniform", 0, 2.0)], [measured("other", 0, 0.1)]) == "one seed"
-
-
-def test_the_distance_decides_and_without_one_the_loss():
-    assert judged(measured("a", 0, 3.0, loss=1.0)) == 3.0
-    assert judged(measured("a", 0, None, loss=1.0)) == 1.0
-
-
-def test_spread_is_the_mean_and_half_the_range():
-    assert spread([1.0, 2.0, 4.0]) == "2.333 ± 1.5"
-    assert spread([1.5]) == "1.5"
+def test_a_spread_is_the_mean_and_half_the_range():
+    assert spread_text(Spread((1.0, 2.0, 4.0))) == "2.333 ± 1.5"
+    assert spread_text(Spread((1.5,))) == "1.5"
+    assert spread_text(None) == ""
+    assert spread_text(Spread((1.5, float("nan")))) == "nan"
 
 
 def test_rows_hold_the_numbers_and_the_baseline_comes_first():
-    results = [measured(name, seed, value + seed) for seed in range(2) for name, value in (("uniform", 2.0), ("other", 1.0))]
-    assert list(by_sampler(results)) == ["uniform", "other"]
-    headings, rows = table_rows(results)
-    assert headings[:5] == ["sampler", "steps", "it/s", "held-out loss", "digits-frechet"]
-    assert [row[0] for row in rows] == ["uniform", "other"]
-    assert rows[0][-2:] == ["1.000", "baseline"]
-    assert rows[1][-2:] == [f"{(1 / 2 + 2 / 3) / 2:.3f}", "better"]
-    assert rows[1][4] == "1.5 ± 0.5"
-    assert all(len(row) == len(headings) for row in rows)
+    found = rows(compared(curves({"adaptive": [10, 15], "uniform": [20, 20]})))
+    assert list(found) == ["uniform", "adaptive"]
+    assert found["uniform"] == {
+        "sampler": "uniform",
+        "seeds": "2",
+        "steps": "1000",
+        "it/s": "100",
+        "held-out loss": "0.2 ± 0",
+        "FID": "20 ± 0",
+        "over uniform": "1.000",
+        "steps to uniform's final": "1000 (1.00×)",
+        "seconds to uniform's final": "10.0 (1.00×)",
+        "area": "45.01 ± 0",
+        "p": "",
+        "verdict": "baseline",
+    }
+    adaptive = found["adaptive"]
+    assert (adaptive["FID"], adaptive["over uniform"]) == ("12.5 ± 2.5", "0.612")
+    assert adaptive["steps to uniform's final"] == "935 (1.07×)"  # 667 + 333 times 30/40 and 30/35
+    assert adaptive["verdict"] == "lower in 2 of 2 seeds"
+    assert adaptive["p"] == f"{stats.ttest_1samp([math.log(0.5), math.log(0.75)], 0).pvalue:.3f}"
+
+
+def test_what_was_not_reached_is_said_so():
+    values = {"uniform": [20, 20], "minsnr": [20.5, 21], "adaptive": [20.5, 19], "speed": [20, 20]}
+    made = curves(values)
+    made |= {("linear", "p2", seed): curve(15, 50, 30) for seed in range(2)}
+    found = {name: row["steps to uniform's final"] for name, row in rows(compared(made)).items()}
+    assert found["minsnr"] == "not reached"
+    assert found["adaptive"] == "reached in 1 of 2 seeds"
+    assert found["speed"] == "1000 (1.00×)"
+    assert found["p2"] == "≤ 333 (≥ 3.00×)"
+
+
+INCOMPLETE = {
+    **curves({"uniform": [20, 20]}),
+    ("linear", "speed", 0): curve(20, 50, 47),
+    ("linear", "p2", 0): curve(61, 60),
+    ("linear", "p2", 1): curve(61, 60, 59)[:2],
+}
+FAILURES = {("linear", "speed", 1): "diverged", ("linear", "minsnr", 0): "diverged"}
+
+
+def test_seeds_that_were_lost_are_counted():
+    found = {name: row["seeds"] for name, row in rows(compared(INCOMPLETE, failures=FAILURES)).items()}
+    assert found == {"uniform": "2", "speed": "1 of 2, 1 failed", "p2": "1 of 2, 1 unfinished", "minsnr": "0 of 1, 1 failed"}
+
+
+def test_a_sampler_without_a_finished_run_has_empty_cells():
+    row = rows(compared(INCOMPLETE, failures=FAILURES))["minsnr"]
+    assert {value for heading, value in row.items() if heading not in ("sampler", "seeds", "verdict")} == {""}
+    assert row["verdict"] == "no finished run"
 
 
 def test_without_a_distance_there_is_no_column_for_it():
-    headings, rows = table_rows([measured("uniform", 0, None), measured("other", 0, None)])
-    assert "digits-frechet" not in headings
-    assert all(len(row) == len(headings) for row in rows)
+    found = rows(compared(curves({"uniform": [0.4], "adaptive": [0.3]}), metric=None))["adaptive"]
+    assert "FID" not in found
+    assert (found["held-out loss"], found["over uniform"]) == ("0.3", "0.750")
 
 
-@pytest.mark.parametrize("columns", [80, None])
-def test_the_printed_table_shows_every_sampler_and_number(columns, capsys, monkeypatch):
-    """In a narrow terminal cells go on in the next line, but nothing is cut off."""
-    if columns:
-        monkeypatch.setattr("noisewise.study.table.Console", lambda: Console(width=columns, force_terminal=True, no_color=True))
-    long = "adaptive:estimator=lookahead,target=(minsnr),correction=none"
-    results = [measured(name, seed, 1.25 + seed) for seed in range(2) for name in ("uniform", long)]
-    print_table(results)
-    said = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+def test_several_schedules_in_one_table_are_named():
+    headings, cells = table_rows(summarise(EVERYTHING))
+    assert headings[:2] == ["schedule", "sampler"]
+    assert {row[0] for row in cells} == {"linear", "cosine"}
+    assert table_rows([]) == ([], [])
+
+
+def test_a_baseline_with_a_long_name_is_called_baseline_in_headings():
+    made = compared(curves({LONG: [20], "uniform": [10]}), baseline=LONG)
+    assert "over baseline" in rows(made)["uniform"]
+    assert '"Over baseline"' in explanation(made)
+
+
+# What is bold ---------------------------------------------------------------------------------------------------------
+
+
+def best(made):
+    return [one.sampler for one in lowest(summarise(made))]
+
+
+def test_the_lowest_mean_is_the_best():
+    assert best(compared(curves({"uniform": [20, 20], "minsnr": [19, 20], "adaptive": [10, 28]}))) == ["adaptive"]
+    assert best(compared(curves({"uniform": [0.3], "minsnr": [0.2]}), metric=None)) == ["minsnr"]
+    assert best(compared(curves({"uniform": [20, 20], "minsnr": [10, 10], "adaptive": [10, 10]}))) == ["minsnr", "adaptive"]
+
+
+def test_nothing_is_best_that_lacks_a_seed_or_a_value():
+    nan = float("nan")
+    made = compared(
+        curves({"uniform": [20, 20, 20], "minsnr": [21, 21, 21], "speed": [1, 1], "adaptive": [1, 1, nan], "p2": [1, None, 1]})
+    )
+    assert best(made) == ["uniform"]
+    failed = {("linear", "minsnr", 1): "diverged"}
+    assert best(compared(curves({"uniform": [20, 20], "minsnr": [1]}), failures=failed)) == []  # nobody to be better than
+
+
+def test_the_best_is_printed_in_bold():
+    said = printed(compared(curves({"uniform": [20, 20], "minsnr": [31, 32], "adaptive": [11, 12]})), 160, colour=True)
+    bold = [line for line in said.splitlines() if re.match(r"\x1b\[1m(uniform|minsnr|adaptive)", line)]
+    assert len(bold) == 1
+    assert "adaptive" in bold[0]
+
+
+# Printed --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160, 250])
+def test_whatever_the_width_no_number_is_cut_and_no_line_too_long(width):
+    said = printed(EVERYTHING, width)
     assert "…" not in said
-    first = "".join(line.split("│")[1].strip() for line in said.splitlines() if line.startswith("│"))
-    assert first == "uniform" + long
-    assert {"1.75", "50.0", "100", "baseline", "unclear"} <= set(re.findall(r"[\w.]+", said))
-    assert "every seed agrees" in re.sub(r"\s+", " ", said)
-    assert "uniform" in explanation(results)
+    assert max(map(len, said.splitlines())) <= width
+    words = set(tight(said).split())
+    missing = left_out(said)
+    for process in ("linear", "cosine"):
+        summaries = [one for one in summarise(EVERYTHING) if one.process == process]
+        for column in table_columns(summaries):
+            if column.heading in (*missing, "sampler"):
+                continue
+            for one in summaries:
+                assert set(tight(column.cell(one)).split()) <= words, column.heading
+    for name in ("uniform", "minsnr", "speed", "p2"):
+        assert name in words
 
 
-def test_samples_stay_out_of_the_row():
-    row = measured("uniform", 3, 1.0).row()
-    assert "samples" not in row
-    assert (row["sampler"], row["seed"], row["distance"]) == ("uniform", 3, 1.0)
-    assert not any(isinstance(value, torch.Tensor) for value in row.values())
+def left_out(said):
+    """The headings of all columns for which there was no room."""
+    return [
+        name for names in re.findall(r"No room for: (.*?)\. A wider", re.sub(r"\s+", " ", said)) for name in names.split(", ")
+    ]
+
+
+def tight(text):
+    """Signs with their numbers, as they are in narrow columns."""
+    return re.sub("([±≤≥]) ", r"\1", text)
+
+
+def test_a_hundred_columns_show_what_matters():
+    assert set(left_out(printed(EVERYTHING, 100))) == {"area", "it/s", "steps"}
+    assert left_out(printed(EVERYTHING, 160)) == []
+
+
+@pytest.mark.parametrize(("budget", "goes"), [("1000it", "seconds to uniform's final"), ("10s", "steps to uniform's final")])
+def test_of_the_two_times_that_of_the_budget_stays_longer(budget, goes):
+    made = compared(curves({"uniform": [20.25, 20], "adaptive": [10.75, 15]}), budget=budget)
+    assert [name for name in left_out(printed(made, 70)) if "final" in name] == [goes]
+
+
+def test_long_names_go_on_in_the_next_line():
+    said = printed(EVERYTHING, 100)
+    start = said.index("adaptive:est")
+    lines = said[start:].splitlines()[:5]
+    assert "".join(line[:12].strip() for line in lines) == LONG
+
+
+def test_the_terminal_also_gets_findings_and_explanation(capsys):
+    """Without a terminal the text is as wide as in a wide one."""
+    print_table(EVERYTHING)
+    said = capsys.readouterr().out
+    flat = re.sub(r"\s+", " ", said)
+    assert "\x1b" not in said
+    assert explanation(EVERYTHING) in flat
+    for sentence in findings(EVERYTHING):
+        assert sentence in flat
+    assert max(map(len, said.splitlines())) > 100
+    assert "No room" not in said
+
+
+# In words -------------------------------------------------------------------------------------------------------------
+
+
+def test_findings_say_how_large_how_sure_and_how_soon():
+    assert findings(compared(curves({"uniform": [20, 20], "adaptive": [10, 15]}))) == [
+        "adaptive: 0.61 times uniform's FID (lower in 2 of 2 seeds, p = 0.250: too few seeds to call it better); "
+        "uniform's final value after 93 % of its steps and 93 % of its seconds"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "says"),
+    [
+        ([10], [20], "0.50 times uniform's FID (one seed: too few to judge)"),
+        ([30, 40], [20, 20], "too few seeds to call it worse); uniform's final value not reached"),
+        ([10, 30], [20, 20], "lower in 1 of 2 seeds, p = 0.837: no clear difference); uniform's final value reached in 1 of 2"),
+        ([20, 20], [20, 20], "1.00 times uniform's FID (the same in 2 seeds)"),
+        ([10, 10.5, 9.5], [20, 20, 20], "0.50 times uniform's FID (better: p = 0.002 over 3 seeds only)"),
+        ([10, 10.5, 9.5, 10, 10.2], [20] * 5, "0.50 times uniform's FID (better: p < 0.001 over 5 seeds)"),
+        ([40, 41, 42, 40, 39], [20] * 5, "(worse: p < 0.001 over 5 seeds)"),
+        ([19.9, 15, 19.8, 19.9, 19.9], [20] * 5, "lower in 5 of 5 seeds, p = 0.329: no clear difference"),
+        ([-0.1, 0.3], [0.2, 0.5], "FID 0.1 against 0.35 (lower in 2 of 2 seeds"),
+        ([float("nan"), 10], [20, 20], "adaptive: no finite FID in 1 of 2 seeds"),
+        ([10, 10], [], "adaptive: no baseline to compare with"),
+    ],
+)
+def test_findings_say_no_more_than_the_seeds_allow(mine, theirs, says):
+    said = findings(compared(curves({"uniform": theirs, "adaptive": mine})))
+    assert len(said) == 1
+    assert says in said[0]
+
+
+def test_findings_say_why_a_sampler_with_failed_runs_is_not_called_better():
+    made = compared(
+        curves({"uniform": [20] * 4, "adaptive": [10, 10.5, 9.5]}),
+        failures={("linear", "adaptive", 3): "the loss is not finite"},
+    )
+    assert "(lower in 3 of 3 seeds, p = 0.002: not called better, since 1 of its runs failed)" in findings(made)[0]
+    assert "with failed runs is never called" in explanation(made)
+
+
+def test_findings_name_the_schedule_where_there_are_several():
+    said = findings(EVERYTHING)
+    assert any(sentence.startswith("minsnr on cosine: ") for sentence in said)
+    assert any(sentence.startswith("minsnr on linear: ") for sentence in said)
+    assert not any(" on linear" in sentence for sentence in findings(compared(curves({"uniform": [2], "minsnr": [1]}))))
+
+
+def test_lost_runs_are_named_with_their_reason():
+    said = findings(EVERYTHING)
+    assert "speed on linear, seed 1: failed at step 300: out of [memory]" in said
+    assert "p2 on linear, seed 1: not finished" in said
+    never = findings(compared(curves({"uniform": [20]}), failures={("linear", "speed", 0): "no such setting"}))
+    assert never == ["speed: no finished run", "speed, seed 0: failed: no such setting"]
+
+
+def test_a_bound_is_called_one():
+    made = compared({("linear", "uniform", 0): curve(80, 60, 40, 20), ("linear", "adaptive", 0): curve(15, 40, 30, 25)})
+    assert "uniform's final value after at most 25 % of its steps and 25 % of its seconds" in findings(made)[0]
+
+
+def test_a_baseline_that_was_better_before_its_end_is_a_warning():
+    made = compared({("linear", "uniform", 0): curve(80, 60, 40, 50), ("linear", "adaptive", 0): curve(80, 60, 40, 30)})
+    said = findings(made)
+    assert said[0].startswith("uniform: its own final value after 62 % of its steps and 62 % of its seconds: its curve rises")
+    assert len(said) == 2
+
+
+def test_a_baseline_alone_is_compared_with_nothing():
+    assert findings(compared(curves({"uniform": [20, 20]}))) == ["uniform alone: nothing to compare with"]
+    assert findings(compared({})) == ["no run has begun yet"]
+    assert "uniform alone" in printed(compared(curves({"uniform": [20, 20]})), 100)
+
+
+def test_the_explanation_names_metric_baseline_and_the_weakness_of_few_seeds():
+    few = explanation(compared(curves({"uniform": [20, 20], "adaptive": [10, 12]})))
+    assert "judged by FID" in few
+    assert "half the range over seeds" in few
+    assert "paired t-test" in few
+    assert "With 2 seeds any p is weak" in few
+    assert "judged by held-out loss" in explanation(compared(curves({"uniform": [0.2], "adaptive": [0.3]}), metric=None))
+    many = explanation(compared(curves({"uniform": [20] * 5, "adaptive": [10, 11, 12, 13, 14]})))
+    assert "weak" not in many
+    one = explanation(compared(curves({"uniform": [20], "adaptive": [10]})))
+    assert "One seed is too few" in one
+    assert "weak" not in one

@@ -1,0 +1,122 @@
+"""What a sampler costs, counted in samples that go through the model.
+
+The unit is one sample forward. A training step of a batch B takes its samples forward and backward, and a backward pass is
+about two forward ones (gradients of the inputs and of the weights), so it costs 3 B.
+
+**The published method** (arXiv 2411.09998, section 9). An update evaluates, before and after an optimizer step,
+
+    all T noise levels of one sample                    T samples, T / B batches
+    the |S| chosen levels of every sample              |S| B samples, |S| batches
+
+and so takes 2 |S| + 2 T / B batches forward, once in f_S steps. Over a training step of 3 batches that is
+
+    overhead = 1 + (2 |S| + 2 T / B) / (3 f_S)
+
+For its settings on CIFAR-10 (T = 1000, B = 128, |S| = 3, f_S = 40) an update is 21.6 batches forward, 0.54 a step, and the
+overhead 1.18 (an H200 measured 1.17: benchmarks/results/step_cost.jsonl). The paper states 1.41 in theory and 1.5 in practice.
+Its count of forward passes gives the 1.41 only if a whole training step costs 1.32 forward passes, and 1.54 if it costs a
+single one; we do not know what it was divided by.
+
+**Our samplers**, at one update:
+
+    loss, static ones       nothing
+    reinforce               2 (K + |S| B) forward for K strata; the published method if K = T
+    lookahead               K n B forward and backward (n trial steps for each stratum), (K + 1) probes forward
+    gradient_variance       2 m forward and backward, m rows or half of the batch if that is less
+
+Forward passes are made in equal calls of limited size; the last one is filled up, which is counted here too. Once in a run
+reinforce evaluates a third time, to see whether noise is paired: not counted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from noisewise.samplers import AdaptiveSampler, GradientVariance, Sampler
+from noisewise.samplers.adaptive.lookahead import LookaheadEstimator
+from noisewise.samplers.adaptive.loss import LossEstimator
+from noisewise.samplers.adaptive.reinforce import ReinforceEstimator
+
+BACKWARD = 3.0
+"""A sample forward and backward, in samples forward."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Samples through the model at one update, and the steps from one update to the next."""
+
+    forward: int = 0  # forward alone
+    trained: int = 0  # forward and backward
+    every: int = 1
+
+    def a_step(self, step: float = BACKWARD) -> float:
+        """In samples forward, spread over all steps, where a trained sample costs `step` of them."""
+        return (self.forward + step * self.trained) / self.every
+
+    def overhead(self, batch: int, step: float = BACKWARD) -> float:
+        """The time of a step over that of a plain one with this batch."""
+        return 1 + self.a_step(step) / (step * batch)
+
+
+def published(steps: int, batch: int, chosen: int = 3, every: int = 40, step: float = BACKWARD) -> float:
+    """The overhead of the paper's formula, for T `steps`, |S| `chosen`, f_S `every`; `step`: a training step, in forwards."""
+    return 1 + (2 * chosen + 2 * steps / batch) / (every * step)
+
+
+def learners(sampler: Sampler) -> Iterator[Sampler]:
+    """A sampler and those it is made of."""
+    yield from (part for part in sampler.modules() if isinstance(part, Sampler))
+
+
+def cost(sampler: Sampler, batch: int) -> Cost:
+    """What one sampler sends through the model at an update (of those inside it nothing: see `costs`)."""
+    if isinstance(sampler, GradientVariance):
+        return Cost(trained=2 * max(min(sampler.rows, batch // 2), 1), every=sampler.every)
+    if not isinstance(sampler, AdaptiveSampler):
+        return Cost()
+    estimator, strata = sampler.estimator, sampler.table.bins
+    if isinstance(estimator, ReinforceEstimator):
+        probes = strata + estimator.chosen * batch
+        return Cost(forward=2 * filled(probes, estimator.probe_batch or 8 * batch), every=estimator.every)
+    if isinstance(estimator, LookaheadEstimator):
+        probes = (strata + 1) * filled(estimator.probe, 8 * batch)
+        return Cost(probes, strata * estimator.horizon * batch, estimator.interval(batch))
+    return Cost(every=estimator.every if isinstance(estimator, LossEstimator) else 1)
+
+
+def costs(sampler: Sampler, batch: int) -> list[Cost]:
+    """Of a sampler and of all those inside it."""
+    return [cost(part, batch) for part in learners(sampler)]
+
+
+def overhead(sampler: Sampler, batch: int, step: float = BACKWARD) -> float:
+    """Predicted time of a training step over that of uniform sampling."""
+    return 1 + sum(one.overhead(batch, step) - 1 for one in costs(sampler, batch))
+
+
+def filled(samples: int, most: int) -> int:
+    """Samples of equal calls with at most so many each, the last call filled up."""
+    calls = -(-samples // most)
+    return calls * -(-samples // calls)
+
+
+def hold(sampler: Sampler, update: bool) -> None:
+    """Let the next step be one with an update, or one without: for measuring either, not for training."""
+    for part in learners(sampler):
+        estimator = part.estimator if isinstance(part, AdaptiveSampler) else None
+        if isinstance(estimator, LookaheadEstimator):
+            estimator.next_event = 0 if update else 2**62
+        elif isinstance(estimator, ReinforceEstimator | LossEstimator):
+            beyond = estimator.every * (1 + getattr(estimator, "warmup", 0))  # a step at which an update has just been made
+            part.step = beyond - 1 if update else beyond
+        elif isinstance(part, GradientVariance):
+            part.step = part.every * (1 + part.step // part.every) if update else part.every * (part.step // part.every) + 1
+
+
+def interval(sampler: Sampler, batch: int) -> int:
+    """Steps from one update to the next; 1 for samplers whose steps are all alike."""
+    found = {one.every for one in costs(sampler, batch)} - {1}
+    if len(found) > 1:
+        raise ValueError(
+            f"this sampler holds others that are updated every {min(found)} and {max(found)} steps: take one of them"
+        )
+    return found.pop() if found else 1

@@ -1,0 +1,16 @@
+"""How long each run of a study trains: "30s" of training steps, or "1000it"."""
+
+import re
+from dataclasses import replace
+
+from noisewise.training.config import Config
+
+
+def with_budget(config: Config, budget: str) -> Config:
+    """The configuration with "30s" or "1000it" as its end."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?=s)|\d+(?=it))(s|it)", budget)
+    if not match or not float(match[1]) > 0:
+        raise ValueError(f"--budget {budget!r}: give seconds as in 30s, or steps as in 1000it")
+    if match[2] == "it":
+        return replace(config, steps=int(match[1]), seconds=None)
+    return replace(config, steps=10**9, seconds=float(match[1]))

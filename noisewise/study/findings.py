@@ -1,0 +1,131 @@
+"""What a comparison found, in plain sentences that say no more than its seeds allow."""
+
+from collections.abc import Sequence
+
+from noisewise.study.outcome import Comparison, Outcome
+from noisewise.study.paired import SEEDS, SIGNIFICANT
+from noisewise.study.summary import Summary, metric_label, summarise
+
+ENOUGH = 5  # seeds; with fewer, even runs that all agree hardly give a small p
+
+
+def findings(comparison: Comparison) -> list[str]:
+    """A sentence for each sampler, then one for each run that failed or is not finished."""
+    summaries = summarise(comparison)
+    bases = {one.process: one for one in summaries if one.baseline}
+    said = [
+        f"{one.sampler}{_on(comparison, one.process)}: {_finding(one, bases.get(one.process))}"
+        for one in summaries
+        if not one.baseline or _early(one) or not one.seeds
+    ]
+    if all(one.baseline for one in summaries):
+        said.append(f"{comparison.plan.baseline} alone: nothing to compare with" if summaries else "no run has begun yet")
+    return said + [_lost(comparison, one) for one in comparison.outcomes if one.status != "finished"]
+
+
+def explanation(comparison: Comparison) -> str:
+    """How to read the table."""
+    summaries = summarise(comparison)
+    name, what = baseline_name(summaries), judged_by(summaries)
+    said = [
+        f"Lower is better; ± is half the range over seeds. Runs are judged by {what} at the end of the budget.",
+        f'"Over {name}" is its ratio to {name}\'s with the same seed: the geometric mean over seeds that both have finished.',
+        f'"To {name}\'s final" is when a run first had the value that {name} with the same seed had in the end, on straight '
+        "lines between evaluations: the mean over seeds and, in brackets, how many times sooner; ≤ stands where the first "
+        'evaluation was there already, "not reached" where it would have taken more than the budget.',
+        f"Area is the mean of {what} over the budget.",
+        "p is of a two-sided paired t-test on the logarithm of the ratios, after Holm's correction for all samplers on one "
+        "schedule (not for several schedules); "
+        f'"better" and "worse" stand only where it is below {SIGNIFICANT:g} and there are {SEEDS} seeds or more: two '
+        "that happen to agree make a small p of nothing.",
+        "Bold is the lowest mean, which claims nothing.",
+    ]
+    tested = [len(one.reached) for one in summaries if one.p is not None]
+    if tested and min(tested) < ENOUGH:
+        said.append(f"With {min(tested)} seeds any p is weak: {ENOUGH} or more are needed to tell small differences.")
+    if any(one.failed and not one.baseline for one in summaries):
+        said.append('A sampler with failed runs is never called "better": the others may be those that happened not to fail.')
+    if any(one.verdict == "one seed" for one in summaries):
+        said.append("One seed is too few to judge anything.")
+    return " ".join(said)
+
+
+def baseline_name(summaries: Sequence[Summary]) -> str:
+    """The baseline, by a name that fits into headings."""
+    name = next((one.sampler for one in summaries if one.baseline), "baseline")
+    return name if len(name) <= 12 else "baseline"
+
+
+def judged_by(summaries: Sequence[Summary]) -> str:
+    """What the values are."""
+    return " and ".join(dict.fromkeys(metric_label(one.metric) for one in summaries)) or "held-out loss"
+
+
+def p_text(p: float) -> str:
+    """Three digits after the point."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _on(comparison: Comparison, process: str) -> str:
+    return f" on {process}" if len({one.process for one in comparison.outcomes}) > 1 else ""
+
+
+def _finding(one: Summary, base: Summary | None) -> str:
+    if base is None or not one.reached:
+        return one.verdict
+    if one.baseline:
+        return f"{_share(one, 'its own final value')}: its curve rises in places, so gains of that size may be noise"
+    if one.verdict.startswith("no finite"):
+        return one.verdict
+    whose, what = f"{base.sampler}'s", judged_by([one])
+    size = f"{what} {_mean(one)} against {_mean(base)}" if one.ratio is None else f"{one.ratio:.2f} times {whose} {what}"
+    return f"{size} ({_certainty(one)}); {_share(one, f'{whose} final value')}"
+
+
+def _certainty(one: Summary) -> str:
+    """What the seeds allow to say."""
+    seeds = len(one.reached)
+    if one.verdict == "one seed":
+        return "one seed: too few to judge"
+    p = "" if one.p_adjusted is None else f"p {_equals(p_text(one.p_adjusted))}"
+    if one.verdict in ("better", "worse"):
+        return f"{one.verdict}: {p} over {seeds} seeds{' only' * (seeds < ENOUGH)}"
+    if one.verdict == "same":
+        return f"the same in {seeds} seeds"
+    if one.failed and one.verdict.startswith("lower"):
+        return f"{one.verdict}, {p}: not called better, since {len(one.failed)} of its runs failed"
+    if seeds < ENOUGH and f" {seeds} of {seeds} " in one.verdict:
+        return f"{one.verdict}, {p}: too few seeds to call it {'better' if 'lower' in one.verdict else 'worse'}"
+    return f"{one.verdict}, {p}: no clear difference"
+
+
+def _equals(p: str) -> str:
+    return p if p.startswith("<") else f"= {p}"
+
+
+def _share(one: Summary, what: str) -> str:
+    """When it had the baseline's final value, in shares of the baseline's budget."""
+    there = [reached for reached in one.reached if reached.steps is not None]
+    if len(there) < len(one.reached):
+        return f"{what} reached in {len(there)} of {len(one.reached)} seeds" if there else f"{what} not reached"
+    gains = ((one.speedup_steps, "steps"), (one.speedup_seconds, "seconds"))
+    shares = [f"{100 / gain:.0f} % of its {unit}" for gain, unit in gains if gain is not None]
+    most = "at most " if any(reached.at_most for reached in there) else ""
+    return f"{what} after {most}{' and '.join(shares)}" if shares else f"{what} at the first evaluation"
+
+
+def _early(one: Summary) -> bool:
+    """Whether it reached the end's value early by more than a table shows."""
+    return any(gain is not None and gain >= 1.005 for gain in (one.speedup_steps, one.speedup_seconds))
+
+
+def _mean(one: Summary) -> str:
+    return "unknown" if one.value is None else f"{one.value.mean:.4g}"
+
+
+def _lost(comparison: Comparison, one: Outcome) -> str:
+    run = f"{one.sampler}{_on(comparison, one.process)}, seed {one.seed}"
+    if one.failure is None:
+        return f"{run}: not finished"
+    at = "" if one.failure.step is None else f" at step {one.failure.step}"
+    return f"{run}: failed{at}: {one.failure.message}"

@@ -1,0 +1,193 @@
+"""What came of the runs, read back from their folders: the only thing that tables, tests, figures and reports look at.
+
+comparison/
+    comparison.json     what was asked for (`Plan`), and which runs belong to it
+    runs/NAME/          ordinary run folders; evaluations are rows of metrics.jsonl with a "share" of the budget
+        failure.json    why a run failed, if it did
+        log.txt         what the run printed
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from noisewise.study.reading import checked, fits, objects, reading
+from noisewise.training.config import Config
+from noisewise.training.folder import replace_file
+from noisewise.training.options import as_yaml, load_config
+
+FORMAT = 1  # of comparison.json
+PLAN, FAILURE, LOG = "comparison.json", "failure.json", "log.txt"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a comparison was asked for."""
+
+    name: str
+    baseline: str  # the sampler that the others are compared with
+    budget: str  # "150s" or "10000it"
+    evaluate_at: tuple[float, ...]  # shares of the budget, increasing, the last one 1
+    images: int  # generated for each evaluation
+    runs: tuple[str, ...] = ()  # folders under runs/, in the order of tables
+    command: tuple[str, ...] = ()  # the arguments that repeat it
+
+    def write(self, folder: Path) -> None:
+        """Write comparison.json."""
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / PLAN, json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
+
+    @staticmethod
+    def read(folder: Path) -> "Plan":
+        """Read comparison.json; a ValueError says what is wrong with it."""
+        path = folder / PLAN
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} holds no comparison: it has no {PLAN}; give the --out of noisewise compare")
+        with reading(path):
+            values: dict[str, Any] = json.loads(path.read_text())
+            made = values.pop("format")
+            if made != FORMAT:
+                raise ValueError(f"its format is {made!r}, this version of noisewise reads {FORMAT}")
+            values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+            return checked(Plan, values)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One run, measured at one moment of training with its averaged weights."""
+
+    share: float  # of the budget
+    step: int
+    seconds: float  # of training, the sampler's cost included
+    images: int
+    metric: str | None  # what `distance` is: fid, or digits-frechet for the embedded digits
+    distance: float | None  # of generated images to the training data; None if there is none
+    held_out: list[float]  # plain loss at equally spaced noise levels, least noise first
+    vlb: float | None = None  # their mean with the weights of the variational bound, where the process has them
+    picture: str | None = None  # of a few samples, relative to the run's folder
+
+    def __post_init__(self) -> None:
+        if not self.held_out:
+            raise ValueError("an evaluation without held-out losses")
+
+    @property
+    def loss(self) -> float:
+        """The mean over noise levels: what uniform sampling minimises."""
+        return sum(self.held_out) / len(self.held_out)
+
+    @property
+    def value(self) -> float:
+        """What runs are judged by: the distance of their images to the data or, without one, their held-out loss."""
+        return self.loss if self.distance is None else self.distance
+
+    def row(self) -> dict[str, Any]:
+        """As a row of metrics.jsonl."""
+        return {"kind": "evaluation", **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run ended before its budget did."""
+
+    message: str
+    step: int | None = None
+    log: str = ""  # the last lines of what it printed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run: its settings, its evaluations in order, and whether it failed."""
+
+    folder: Path
+    config: Config
+    evaluations: list[Evaluation] = field(default_factory=list)
+    failure: Failure | None = None
+
+    @property
+    def sampler(self) -> str:
+        return self.config.sampler
+
+    @property
+    def process(self) -> str:
+        return self.config.process
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def final(self) -> Evaluation | None:
+        """The evaluation at the end of the budget, if it got there."""
+        last = self.evaluations[-1] if self.evaluations else None
+        return last if last is not None and last.share == 1 else None
+
+    @property
+    def status(self) -> str:
+        """ "finished", "failed" or "unfinished"."""
+        if self.final is not None:
+            return "finished"
+        return "unfinished" if self.failure is None else "failed"
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of training."""
+        path = self.folder / "metrics.jsonl"
+        rows = [row for row in objects(path) if "kind" not in row]
+        with reading(path):
+            if not all(fits(row["step"], int) and fits(row["seconds"], float) for row in rows):
+                raise ValueError("a row of training whose step or seconds are no number")
+        return rows
+
+    def environment(self) -> dict[str, Any]:
+        """Versions and machine of its last start."""
+        rows = objects(self.folder / "environment.jsonl")
+        return rows[-1] if rows else {}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All runs of a comparison."""
+
+    folder: Path
+    plan: Plan
+    outcomes: list[Outcome]
+
+
+def read_outcome(folder: Path) -> Outcome:
+    """A run, from its folder alone."""
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} is no run: it has no config.yaml; give the folder that noisewise train wrote")
+    with reading(file):
+        config = load_config(file)
+    file = folder / "metrics.jsonl"
+    rows = [row for row in objects(file) if row.get("kind") == "evaluation" and "share" in row]
+    known = Evaluation.__dataclass_fields__
+    with reading(file):
+        evaluations = [checked(Evaluation, {key: value for key, value in row.items() if key in known}) for row in rows]
+    return Outcome(folder, config, sorted(evaluations, key=lambda found: found.share), read_failure(folder))
+
+
+def write_failure(folder: Path, config: Config, failure: Failure) -> None:
+    """Leave the reason where it will be found, also if the run got nowhere."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "config.yaml").is_file():
+        replace_file(folder / "config.yaml", as_yaml(config))
+    replace_file(folder / FAILURE, json.dumps(asdict(failure)) + "\n")
+
+
+def read_failure(folder: Path) -> Failure | None:
+    """Why a run failed, if it did."""
+    path = folder / FAILURE
+    if not path.is_file():
+        return None
+    with reading(path):
+        return checked(Failure, json.loads(path.read_text()))
+
+
+def read_comparison(folder: Path) -> Comparison:
+    """A comparison, from its folder alone; runs that have not begun are left out."""
+    plan = Plan.read(folder)
+    folders = [folder / "runs" / name for name in plan.runs]
+    begun = [path for path in folders if (path / "config.yaml").is_file()]
+    return Comparison(folder, plan, [read_outcome(path) for path in begun])

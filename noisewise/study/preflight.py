@@ -1,0 +1,83 @@
+"""What can be found out before anything is trained: data that are not there, folders that hold something else."""
+
+import json
+from pathlib import Path
+
+from noisewise.study.outcome import PLAN, Plan, read_outcome
+from noisewise.study.worker import is_false_start
+from noisewise.training import checkpoint
+from noisewise.training.config import FREE_WITHIN, Config
+from noisewise.training.options import flat
+from noisewise.training.parts import build_parts, open_source
+
+LATE = 20  # steps, at their mean time, that a run may have gone beyond its budget: the last one may be slow
+APART = ("name", "out", "seed", "sampler", "process", "steps", "seconds", "checkpoint", "log")
+"""Settings in which the runs of a comparison may differ, or that do not matter for it."""
+
+
+def check_all(folder: Path, plan: Plan, configs: list[Config]) -> None:
+    """Raise an error that says what to do if the comparison cannot be made, or gone on with, in this folder."""
+    shares = plan.evaluate_at
+    if list(shares) != sorted(set(shares)) or not all(0 < share <= 1 for share in shares) or 1 not in shares:
+        raise ValueError(f"--evaluate-at must be increasing shares of the budget, the last one 1, got {list(shares)}")
+    if plan.images < 2:
+        raise ValueError(f"--images must be >= 2, got {plan.images}")
+    if configs[0].parallel == "fsdp":
+        raise ValueError("compare trains each run in one process: use parallel=ddp")
+    build_parts(configs[0])
+    open_source(configs[0], "test")  # for the held-out loss
+    check_plan(folder, plan)
+    for path in sorted((folder / "runs").glob("*/config.yaml")):
+        if not is_false_start(path.parent):
+            check_run(path.parent, configs[0])
+
+
+def check_plan(folder: Path, plan: Plan) -> None:
+    """A comparison that began with another budget or other evaluations cannot go on with these."""
+    if not (folder / PLAN).exists():
+        return
+    before = Plan.read(folder)
+    for name in ("budget", "evaluate_at", "images"):
+        old, new = getattr(before, name), getattr(plan, name)
+        if old != new:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{folder} holds a comparison with {option} {said(old)}, not {said(new)}: give another --out")
+
+
+def said(value: object) -> str:
+    """As on the command line."""
+    return ",".join(f"{share:g}" for share in value) if isinstance(value, tuple) else str(value)
+
+
+def check_run(folder: Path, config: Config) -> None:
+    """A run that is there already must be comparable with the new ones, and within their budget."""
+    before, after = flat(read_outcome(folder).config), flat(config)
+    free = {f"data.{name}" for name in FREE_WITHIN["data"]}
+    names = [name for name in {**before, **after} if name.partition(".")[0] not in APART and name not in free]
+    differences = [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
+    if differences:
+        raise ValueError(f"{folder} was made with other settings: {'; '.join(differences)}. Give another --out")
+    step, seconds = progress_of(folder)
+    if step > config.steps:
+        raise ValueError(f"{folder} has made {step} steps, more than --budget: give another --out")
+    if config.seconds is not None and seconds > config.seconds + LATE * seconds / max(step, 1):
+        raise ValueError(f"{folder} has trained for {seconds:.0f} s, more than --budget: give another --out")
+
+
+def progress_of(folder: Path) -> tuple[int, float]:
+    """Steps and seconds of the newest checkpoint; an error if another version of noisewise wrote it."""
+    steps = checkpoint.steps_in(folder / "checkpoints")
+    if not steps:
+        return 0, 0.0
+    path = folder / "checkpoints" / checkpoint.name_of(steps[-1])
+    try:
+        made = json.loads((path / "manifest.json").read_text())["format"]
+        seconds = float(json.loads((path / "state.json").read_text())["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return steps[-1], 0.0  # broken: the run falls back to an earlier one by itself
+    if made != checkpoint.FORMAT:
+        raise ValueError(
+            f"{path} has format {made}, this version of noisewise reads {checkpoint.FORMAT}: go on with the version that wrote "
+            "it, or give another --out"
+        )
+    return steps[-1], seconds

@@ -1,0 +1,128 @@
+"""The table, how the quality of images went with training, and where on the way the noise the model is good."""
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+from noisewise.evaluation import digits_features
+from noisewise.study.findings import explanation
+from noisewise.study.report.axis import number
+from noisewise.study.report.charts import Chart, loss_charts, quality_charts
+from noisewise.study.report.parts import Cell, Part, charts_row, details, method_head, per_schedule, printed_legend, table
+from noisewise.study.report.subject import Subject
+from noisewise.study.summary import Summary, budget_unit, judged, metric_label, summarise
+from noisewise.study.table import Column, lowest, table_columns
+
+PUBLISHED = 50_000  # images of a FID in papers
+SPARE = 4  # columns that the table for terminals gives up before these are left to the unfolded table
+
+
+def parts(subject: Subject) -> list[Part]:
+    """The table, the charts of quality, and the losses by noise level; the last two also for a run that was measured."""
+    made = [] if subject.single else [_table(subject)]
+    if any(run.evaluations for run in subject.comparison.outcomes):
+        bands = "" if subject.single else "Lines are means over seeds, bands the range from the lowest to the highest seed. "
+        intro = f"<p>{bands}Training time includes what the sampler itself costs.{_about(subject)}</p>"
+        quality = [quality_charts(subject, process) for process in subject.schedules]
+        made.append(_charts("quality", "Quality through training", intro, subject, quality, evaluations(subject)))
+    return made
+
+
+def _about(subject: Subject) -> str:
+    metric = subject.metric
+    if metric is None:
+        return (
+            " No distance of images to the data was measured: the held-out loss stands in for it, which is what uniform "
+            "sampling minimises, and so favours it."
+        )
+    if metric == digits_features.METRIC:
+        return (
+            f" {metric} is the Fréchet distance between features of a small digit classifier, of generated images and of the "
+            "data; it is not FID, and a short run on a toy says little about large models."
+        )
+    images = max(found.images for run in subject.comparison.outcomes for found in run.evaluations)
+    if metric == "fid" and images < PUBLISHED:
+        return (
+            f" FID is of {images:,} generated images, and so higher than a published one of {PUBLISHED:,}: methods can be "
+            "compared here, but not with papers."
+        )
+    return ""
+
+
+def losses(subject: Subject) -> list[Part]:
+    """Held-out loss by noise level."""
+    intro = (
+        "<p>The plain loss on data that was not trained on, at the last evaluation: the same for every method, whatever "
+        "its own weights. It shows where a method gains, and what that costs elsewhere.</p>"
+    )
+    charts = [loss_charts(subject, process) for process in subject.schedules]
+    return [_charts("loss", "Loss by noise level", intro, subject, charts)] if any(charts) else []
+
+
+def _charts(name: str, title: str, intro: str, subject: Subject, charts: list[list[Chart]], end: str = "") -> Part:
+    blocks: list[str] = []
+    data: dict[str, Any] = {}
+    for i, some in enumerate(charts):
+        html, more = charts_row(some, f"{name}-{i}")
+        blocks.append(html if some else "")
+        data |= more
+    return Part(name, title, intro + printed_legend(subject) + per_schedule(subject, blocks) + end, data)
+
+
+def _table(subject: Subject) -> Part:
+    summaries = summarise(subject.comparison)
+    columns = table_columns(summaries, budget_unit(subject.comparison))
+    main = [column for column in columns if column.spare <= SPARE]
+    note = "Lower is better; ± is half the range over seeds; bold is the lowest mean, which claims nothing."
+    html = _rows(subject, summaries, main, "results") + f'<p class="note">{note}</p>'
+    more = f'<p class="note">{escape(explanation(subject.comparison))}</p>'
+    whole = _rows(subject, summaries, columns, "results all") if len(columns) > len(main) else ""
+    return Part("table", "Results", html + details("How to read it, and all columns", more + whole))
+
+
+def _rows(subject: Subject, summaries: list[Summary], columns: list[Column], kind: str) -> str:
+    looks = {method.name: method for method in subject.methods}
+    best = [one for process in subject.schedules for one in lowest([each for each in summaries if each.process == process])]
+    rows = []
+    for one in summaries:
+        cells = [
+            method_head(looks[one.sampler]) if column.heading == "sampler" else Cell(column.cell(one)).html(left=column.left)
+            for column in columns
+        ]
+        kinds = " ".join(["best"] * (one in best) + ["first"] * one.baseline)
+        rows.append(f'<tr class="{kinds}" data-method="{looks[one.sampler].index}"{_exact(one)}>{"".join(cells)}</tr>')
+    return table([column.heading for column in columns], rows, kind, [column.left for column in columns])
+
+
+def _exact(summary: Summary) -> str:
+    """The numbers of a row, to the last digit."""
+    spreads = {"value": summary.value, "loss": summary.loss}
+    numbers = {name: spread and spread.mean for name, spread in spreads.items()} | {"ratio": summary.ratio, "p": summary.p}
+    exact = "".join(f' data-{name}="{number!r}"' for name, number in numbers.items() if number is not None)
+    return f' data-process="{escape(summary.process)}" data-sampler="{escape(summary.sampler)}"{exact}'
+
+
+def evaluations(subject: Subject) -> str:
+    """Every evaluation of every run, as in results.jsonl."""
+    headings = ["sampler", "schedule", "seed", "share", "step", "seconds", metric_label(subject.metric)]
+    headings += [] if subject.metric is None else ["held-out loss"]
+    return details("All evaluations, in numbers", table(headings, _evaluation_rows(subject), "numbers"))
+
+
+def _evaluation_rows(subject: Subject) -> Iterator[str]:
+    index = {method.name: method.index for method in subject.methods}
+    for run in subject.comparison.outcomes:
+        for found in run.evaluations:
+            value = judged(found, subject.metric)
+            cells = [
+                Cell(run.sampler, run.sampler, "sampler"),
+                Cell(run.process, run.process, "process"),
+                Cell(str(run.seed), run.seed, "seed"),
+                Cell(f"{found.share:.0%}", found.share, "share"),
+                Cell(f"{found.step:,}", found.step, "step"),
+                Cell(f"{found.seconds:,.1f}", found.seconds, "seconds"),
+                Cell(number(value), value, "value"),
+                *([] if subject.metric is None else [Cell(number(found.loss), found.loss, "loss")]),
+            ]
+            name = escape(run.folder.name)
+            yield f'<tr data-run="{name}" data-method="{index[run.sampler]}">{"".join(cell.html() for cell in cells)}</tr>'

@@ -1,0 +1,222 @@
+"""A comparison in numbers: one summary for each schedule and sampler."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, nan
+from statistics import fmean
+from typing import NamedTuple
+
+from noisewise.study.outcome import Comparison, Evaluation, Outcome
+from noisewise.study.paired import SEEDS, SIGNIFICANT, holm, mean_ratio, pair_effects, paired_test
+from noisewise.study.reach import Point, Unit, first_reached, mean_value
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number for each seed that has one, in the order of `Summary.seeds`."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
+
+    @property
+    def half_range(self) -> float:
+        return (max(self.values) - min(self.values)) / 2 if all(map(isfinite, self.values)) else nan
+
+
+@dataclass(frozen=True)
+class Reached:
+    """When one seed first had the value that the baseline with the same seed had in the end; None: not within its budget."""
+
+    seed: int
+    steps: float | None
+    seconds: float | None
+    at_most: bool = False  # already at the first evaluation: it may have been earlier
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The runs of one sampler on one schedule, over its finished seeds."""
+
+    process: str
+    sampler: str
+    baseline: bool
+    seeds: tuple[int, ...]  # finished
+    failed: tuple[int, ...]
+    unfinished: tuple[int, ...]
+    metric: str | None
+    steps: Spread | None  # this and the next are None if no seed is finished
+    seconds: Spread | None
+    steps_per_second: Spread | None
+    loss: Spread | None  # held out, mean over noise levels
+    distance: Spread | None
+    area: Spread | None  # mean of the value over the budget, from the first evaluation to the last
+    ratio: float | None  # geometric mean, over seeds that the baseline finished too, of the value over the baseline's
+    p: float | None  # of a paired t-test on the logarithm of those ratios, two-sided; None with fewer than two pairs
+    p_adjusted: float | None  # after Holm, over all samplers compared on this schedule
+    verdict: str  # "baseline", "better", "worse", or a plain description of what was seen
+    reached: tuple[Reached, ...]
+    speedup_steps: float | None  # geometric mean of the baseline's final step over the steps needed; None unless all reached it
+    speedup_seconds: float | None
+
+    @property
+    def value(self) -> Spread | None:
+        """What it is judged by."""
+        return self.loss if self.metric is None else self.distance
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run of it is finished and has a finite value."""
+        found = self.value.values if self.value is not None else ()
+        return 0 < len(found) == len(self.seeds + self.failed + self.unfinished) and all(map(isfinite, found))
+
+
+Runs = dict[int, Outcome]  # of one sampler on one schedule, by seed in increasing order
+
+
+def summarise(comparison: Comparison) -> list[Summary]:
+    """A summary for each schedule and sampler, in the order of the plan, the baseline first within each schedule."""
+    plan, unit = comparison.plan, budget_unit(comparison)
+    schedules = by_schedule(comparison).values()
+    return [summary for samplers in schedules for summary in _on_one_schedule(samplers, plan.baseline, unit)]
+
+
+def budget_unit(comparison: Comparison) -> Unit:
+    """What the budget counts."""
+    return "seconds" if comparison.plan.budget.endswith("s") else "steps"
+
+
+def by_schedule(comparison: Comparison) -> dict[str, dict[str, Runs]]:
+    """The runs by schedule, by sampler with the baseline first, and by seed."""
+    found: dict[str, dict[str, Runs]] = {}
+    for one in comparison.outcomes:
+        runs = found.setdefault(one.process, {}).setdefault(one.sampler, {})
+        if one.seed in runs:
+            raise ValueError(
+                f"{runs[one.seed].folder} and {one.folder} are both {one.sampler} on {one.process} with seed {one.seed}: "
+                "leave one of them out of comparison.json"
+            )
+        runs[one.seed] = one
+    first = comparison.plan.baseline
+    return {
+        process: {name: dict(sorted(samplers[name].items())) for name in sorted(samplers, key=lambda name: name != first)}
+        for process, samplers in found.items()
+    }
+
+
+def judged(evaluation: Evaluation, metric: str | None) -> float:
+    """The value by which runs of one schedule are judged; NaN where the distance that the others have is missing."""
+    if metric is None:
+        return evaluation.loss
+    return evaluation.distance if evaluation.distance is not None and evaluation.metric == metric else nan
+
+
+def metric_label(metric: str | None) -> str:
+    """What a metric is called in words and on axes."""
+    return {None: "held-out loss", "fid": "FID"}.get(metric, metric or "")
+
+
+class _Pair(NamedTuple):
+    """Two finished runs with the same seed, at their ends."""
+
+    seed: int
+    mine: Evaluation
+    theirs: Evaluation  # the baseline's
+
+
+def _on_one_schedule(samplers: dict[str, Runs], baseline: str, unit: Unit) -> list[Summary]:
+    ends = [run.final for runs in samplers.values() for run in runs.values() if run.final is not None]
+    metric = next((end.metric for end in ends if end.distance is not None), None)
+    base = samplers.get(baseline, {})
+    pairs = [_pairs(runs, base) for runs in samplers.values()]
+    made = [_summary(runs, pair, runs is base, metric, unit) for runs, pair in zip(samplers.values(), pairs, strict=True)]
+    adjusted = holm([one.p for one in made])
+    return [
+        replace(one, p_adjusted=p, verdict=_verdict(one, *_values(pair, metric), p))
+        for one, pair, p in zip(made, pairs, adjusted, strict=True)
+    ]
+
+
+def _summary(runs: Runs, pairs: list[_Pair], baseline: bool, metric: str | None, unit: Unit) -> Summary:
+    """All but what depends on the other samplers."""
+    first = next(iter(runs.values()))
+    ends = [run.final for run in runs.values() if run.final is not None]
+    curves = {seed: _curve(run, metric) for seed, run in runs.items() if run.final is not None}
+    mine, theirs = _values(pairs, metric)
+    reached = tuple(_reached(pair.seed, curves[pair.seed], target) for pair, target in zip(pairs, theirs, strict=True))
+    return Summary(
+        process=first.process,
+        sampler=first.sampler,
+        baseline=baseline,
+        seeds=tuple(curves),
+        failed=tuple(seed for seed, run in runs.items() if run.status == "failed"),
+        unfinished=tuple(seed for seed, run in runs.items() if run.status == "unfinished"),
+        metric=metric,
+        steps=_spread(end.step for end in ends),
+        seconds=_spread(end.seconds for end in ends),
+        steps_per_second=_spread(end.step / end.seconds for end in ends if end.seconds > 0),
+        loss=_spread(end.loss for end in ends),
+        distance=_spread(end.distance for end in ends if end.metric == metric),
+        area=_spread(mean_value(curve, unit) for curve in curves.values()),
+        ratio=mean_ratio(mine, theirs),
+        p=None if baseline else paired_test(mine, theirs),
+        p_adjusted=None,
+        verdict="",
+        reached=reached,
+        speedup_steps=_speedup([pair.theirs.step for pair in pairs], [one.steps for one in reached]),
+        speedup_seconds=_speedup([pair.theirs.seconds for pair in pairs], [one.seconds for one in reached]),
+    )
+
+
+def _pairs(runs: Runs, base: Runs) -> list[_Pair]:
+    both = [(seed, run.final, base[seed].final) for seed, run in runs.items() if seed in base]
+    return [_Pair(seed, mine, theirs) for seed, mine, theirs in both if mine is not None and theirs is not None]
+
+
+def _values(pairs: list[_Pair], metric: str | None) -> tuple[list[float], list[float]]:
+    return [judged(pair.mine, metric) for pair in pairs], [judged(pair.theirs, metric) for pair in pairs]
+
+
+def _curve(run: Outcome, metric: str | None) -> list[Point]:
+    return [Point(one.step, one.seconds, judged(one, metric)) for one in run.evaluations]
+
+
+def _reached(seed: int, curve: Sequence[Point], target: float) -> Reached:
+    found = first_reached(curve, target)
+    return Reached(seed, None, None) if found is None else Reached(seed, *found)
+
+
+def _speedup(theirs: Sequence[float], needed: Sequence[float | None]) -> float | None:
+    known = [value for value in needed if value is not None]
+    return mean_ratio(theirs, known) if len(known) == len(needed) else None
+
+
+def _spread(values: Iterable[float | None]) -> Spread | None:
+    known = tuple(value for value in values if value is not None)
+    return Spread(known) if known else None
+
+
+def _verdict(one: Summary, mine: list[float], theirs: list[float], p: float | None) -> str:
+    """ "better" and "worse" are for differences beyond the noise between seeds; else what was seen, in words."""
+    if not one.seeds:
+        return "no finished run"
+    if one.baseline:
+        return "baseline"
+    if not mine:
+        return "no baseline to compare with"
+    effects = pair_effects(mine, theirs)
+    if effects is None:
+        missing = sum(not (isfinite(a) and isfinite(b)) for a, b in zip(mine, theirs, strict=True))
+        return f"no finite {metric_label(one.metric)} in {missing} of {len(mine)} seeds"
+    if len(mine) == 1:
+        return "one seed"
+    better = fmean(effects) < 0
+    lucky = better and one.failed  # the runs that are left may be those that happened not to diverge
+    if p is not None and p < SIGNIFICANT and len(mine) >= SEEDS and not lucky:
+        return "better" if better else "worse"
+    lower, higher = sum(effect < 0 for effect in effects), sum(effect > 0 for effect in effects)
+    if not lower and not higher:
+        return "same"
+    return f"lower in {lower} of {len(mine)} seeds" if lower >= higher else f"higher in {higher} of {len(mine)} seeds"

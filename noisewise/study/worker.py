@@ -1,0 +1,207 @@
+"""One run of a comparison, in a process of its own: trains, is evaluated at shares of its budget, and leaves all in its folder.
+
+At each share the run is saved first, then measured off the clock, then a row goes into metrics.jsonl. A run that is resumed
+drops the rows after its checkpoint, so an evaluation whose row is there is never made twice, and a missing one is made at once.
+"""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from noisewise.study.measure import evaluate
+from noisewise.study.outcome import FAILURE, LOG, Failure, write_failure
+from noisewise.study.status import Status, forget_status
+from noisewise.training.checkpoint import steps_in
+from noisewise.training.config import Config
+from noisewise.training.folder import FolderInUse
+from noisewise.training.progress import Progress, summary
+from noisewise.training.run import Run
+from noisewise.training.signals import StopRequest
+
+End = Literal["finished", "stopped", "failed"]
+PATIENCE = 60.0  # seconds to wait for a folder that another process is about to leave
+TAIL = 20  # lines of the log that go into a failure
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that a comparison needs."""
+
+    config: Config  # `out` is set
+    evaluate_at: tuple[float, ...]
+    images: int
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.out or "")
+
+
+class Notes(Progress):
+    """What a worker tells the world: lines in its log, and its status for whoever watches."""
+
+    def __init__(self, folder: Path, pause: float = 1.0) -> None:
+        self.folder, self.pause = folder, pause
+        self._next = 0.0
+
+    def step(self, step: int, seconds: float) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + self.pause
+            self.state("training", step, seconds)
+
+    def state(self, state: str, step: int, seconds: float) -> None:
+        Status(state, step, seconds).write(self.folder)
+
+    def row(self, row: dict[str, Any]) -> None:
+        print(f"step {row['step']}  {summary(row)}", flush=True)
+
+    def tell(self, message: str) -> None:
+        print(message, flush=True)
+
+
+def work(job: Job, turns: Iterable[float] = (1.0,), stop: StopRequest | None = None) -> End:
+    """Do a job as far as `turns` (increasing shares of the budget, each done before the next is asked for) and `stop` let it.
+
+    Whatever goes wrong is written into the run's folder, and is no reason for others to fail.
+    """
+    stop = stop or StopRequest()
+    notes, run = Notes(job.folder), None
+    try:
+        run = _opened(job, notes, stop)
+        if run is None:
+            return "stopped"
+        finished = _follow(run, job, turns, stop, notes)
+        if finished:
+            (job.folder / FAILURE).unlink(missing_ok=True)  # of an earlier try
+            return "finished"
+        run.save()
+        print(f"{stop.name}: saved at step {run.trainer.step}", flush=True)
+        return "stopped"
+    except Exception as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        record_failure(job, explained(error), run.trainer.step if run is not None else None)
+        return "failed"
+    finally:
+        forget_status(job.folder)
+        if run is not None:
+            run.close()
+
+
+def _opened(job: Job, notes: Notes, stop: StopRequest) -> Run | None:
+    """The run; None if asked to stop before another process, which may be saving it just now, has left its folder."""
+    end = time.monotonic() + PATIENCE
+    while not stop.requested:
+        try:
+            return Run(job.config, resume=True, progress=notes)
+        except FolderInUse:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
+    return None
+
+
+def is_false_start(folder: Path) -> bool:
+    """Whether a run failed before its first checkpoint: nothing would be lost if it began again with other settings."""
+    return (folder / FAILURE).is_file() and not steps_in(folder / "checkpoints")
+
+
+def forget_failure(folder: Path) -> None:
+    """A run is to be tried again, and what it said last is out of date."""
+    if is_false_start(folder):
+        (folder / "config.yaml").unlink(missing_ok=True)
+    (folder / FAILURE).unlink(missing_ok=True)
+    forget_status(folder)
+
+
+def _follow(run: Run, job: Job, turns: Iterable[float], stop: StopRequest, notes: Notes) -> bool:
+    """Train and evaluate in turns; whether the end was reached."""
+    trainer, walk = run.trainer, run.advance(stop)
+    made = {row["share"] for row in run.folder.metrics() if row.get("kind") == "evaluation" and "share" in row}
+    pending = [share for share in job.evaluate_at if share not in made]
+    for turn in turns:
+        notes.state("training", trainer.step, trainer.seconds)
+        while pending and pending[0] <= turn:
+            _train(run, walk, pending[0])
+            if stop.requested:  # what is due now will be measured when the run goes on
+                return False
+            due = [share for share in pending if share <= turn and reached(run, share)]
+            notes.state("evaluating", trainer.step, trainer.seconds)
+            _evaluate(run, due, job.images)
+            pending = pending[len(due) :]
+        if not pending:
+            return True
+        _train(run, walk, turn)
+        if stop.requested:
+            return False
+        notes.state("waiting", trainer.step, trainer.seconds)
+    return False
+
+
+def _train(run: Run, walk: Iterator[int], share: float) -> None:
+    """Train to a share of the budget, or until `walk` ends because it was asked to; the device is idle afterwards."""
+    while (share == 1 or not reached(run, share)) and next(walk, None) is not None:  # the end has a row of metrics of its own
+        pass
+    run.trainer.settle()
+
+
+def _evaluate(run: Run, shares: list[float], images: int) -> None:
+    """Save, measure, and write down; shares that a single slow step has reached have one measurement in common."""
+    run.save()
+    found = evaluate(run, shares[-1], images)
+    for share in shares:
+        run.folder.log(replace(found, share=share).row())
+    print(f"step {found.step}  evaluated at {shares[-1]:.0%} of the budget: {found.metric} {found.distance}", flush=True)
+
+
+def reached(run: Run, share: float) -> bool:
+    """Whether a run has spent this share of its budget."""
+    config, trainer = run.config, run.trainer
+    if config.seconds is None:
+        return trainer.step >= round(share * config.steps, 6)
+    return trainer.seconds >= share * config.seconds or trainer.step >= config.steps
+
+
+def explained(error: Exception) -> str:
+    """The reason of a failure in a sentence."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    starved = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or "can't allocate memory" in message
+    return f"out of memory: {message}" if starved else message
+
+
+def record_failure(job: Job, message: str, step: int | None = None, log: Path | None = None) -> None:
+    """Leave the reason, with the end of the log (that of the run, unless another is given), in the run's folder."""
+    log = log or job.folder / LOG
+    lines = log.read_text(errors="replace").splitlines()[-TAIL:] if log.is_file() else []
+    write_failure(job.folder, job.config, Failure(message, step, "\n".join(lines)))
+
+
+@contextmanager
+def logged(folder: Path) -> Iterator[None]:
+    """All that this process prints in the block, also from C, goes into log.txt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = {number: os.dup(number) for number in (1, 2)}
+    with (folder / LOG).open("a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
+        try:
+            for number in kept:
+                os.dup2(file.fileno(), number)
+            yield
+        finally:
+            for number, copy in kept.items():
+                os.dup2(copy, number)
+                os.close(copy)
+
+
+def work_alone(job: Job) -> End:
+    """Do a whole job in this process, with its log in its folder; signals that ask to stop make it save and end."""
+    with logged(job.folder), StopRequest() as stop:
+        return work(job, stop=stop)

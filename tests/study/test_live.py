@@ -1,0 +1,113 @@
+"""The live view: what it says of runs in all states, from their folders alone."""
+
+import io
+import json
+
+from rich.console import Console
+
+from noisewise.study.live import Board, Tail
+from noisewise.study.outcome import Failure, write_failure
+from noisewise.study.status import Status, forget_status
+from tests.study.fateful import jobs_in
+
+ROW = {"samples": 16, "steps_per_second": 10.0, "loss": 0.25, "skipped": 0}
+ROW |= {"loss_by_level": [1.0] * 10, "density_by_level": [1.0] * 50, "objective_by_level": [1.0] * 50}
+
+
+def board_of(jobs, **console):
+    said = io.StringIO()
+    return Board([job.config for job in jobs], Console(file=said, width=160, **console)), said
+
+
+def trained(job, step, *rows):
+    job.folder.mkdir(parents=True, exist_ok=True)
+    made = [{"step": step, "seconds": step / 10, **ROW}, *rows]
+    with (job.folder / "metrics.jsonl").open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in made))
+
+
+def evaluated(share, distance):
+    return {"kind": "evaluation", "share": share, "step": int(share * 100), "seconds": share * 10, "distance": distance}
+
+
+def shown(board, said):
+    said.truncate(0)
+    board.console.print(board.drawn())
+    return said.getvalue()
+
+
+def test_every_state_has_its_words(tmp_path):
+    jobs = jobs_in(tmp_path, ["uniform", "minsnr", "p2", "vlb"], budget="100it")
+    trained(jobs[0], 100, evaluated(1, 3.25))
+    trained(jobs[1], 40)
+    Status("training", 50, 5.0).write(jobs[1].folder)
+    write_failure(jobs[2].folder, jobs[2].config, Failure("out of memory: 8 GiB", 10))
+    board, said = board_of(jobs)
+    lines = {line.split()[1]: line for line in shown(board, said).splitlines() if line.strip().startswith("linear")}
+    assert "finished" in lines["uniform"]
+    assert "3.25" in lines["uniform"]
+    assert "training" in lines["minsnr"]
+    assert " 50 " in lines["minsnr"]
+    assert "0.2500" in lines["minsnr"]
+    assert "failed: out of memory" in lines["p2"]
+    assert "waiting" in lines["vlb"]
+    # one is done, one half way; that one has 50 steps to go and the last one 100, at ten a second
+    assert "38% trained, about 0:15 of training left" in said.getvalue()
+
+
+def test_outside_a_terminal_each_tenth_and_each_failure_is_said_once(tmp_path):
+    (job, other) = jobs_in(tmp_path, ["uniform", "minsnr"], budget="100it")
+    board, said = board_of([job, other])
+    board.tick()
+    for step in (20, 21, 22, 40):
+        trained(job, step)
+        board.tick()
+    write_failure(other.folder, other.config, Failure("its process was killed by SIGKILL", 3))
+    board.tick()
+    board.tick()
+    lines = said.getvalue().splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["0%", "10%", "20%", "failed:"]
+    assert lines[-1] == "failed: linear, minsnr, seed 0: its process was killed by SIGKILL"
+
+
+def test_a_short_terminal_shows_what_is_not_finished(tmp_path):
+    jobs = jobs_in(tmp_path, seeds=12, budget="100it")
+    for job in jobs[:9]:
+        trained(job, 100, evaluated(1, 3.0))
+    Status("evaluating", 50, 5.0).write(jobs_folder(jobs[10]))
+    board, said = board_of(jobs, height=8)
+    text = shown(board, said)
+    assert "evaluating" in text
+    assert text.count("waiting") == 2
+    assert "finished" not in text
+    assert "and 9 more" in text
+
+
+def jobs_folder(job):
+    job.folder.mkdir(parents=True, exist_ok=True)
+    return job.folder
+
+
+def test_rows_are_read_once_and_again_when_the_file_was_cut(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    tail = Tail(path)
+    assert tail.rows() == []
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert [row["step"] for row in tail.rows()] == [1, 2]
+    with path.open("a") as file:
+        file.write('ep": 3}\n')
+    assert [row["step"] for row in tail.rows()] == [3]
+    assert tail.rows() == []
+    path.write_text('{"step": 1}\n')
+    assert [row["step"] for row in tail.rows()] == [1]
+
+
+def test_a_status_that_is_gone_or_torn_is_none(tmp_path):
+    assert Status.read(tmp_path) is None
+    Status("waiting", 3, 0.5).write(tmp_path)
+    assert Status.read(tmp_path) == Status("waiting", 3, 0.5)
+    (tmp_path / "status.json").write_text('{"state": ')
+    assert Status.read(tmp_path) is None
+    forget_status(tmp_path)
+    forget_status(tmp_path)
+    assert list(tmp_path.iterdir()) == []
