@@ -30,6 +30,7 @@ from noisewise.weighting import Weighting
 class Step:
     """`begin`, `backward` for each micro-batch, `update`."""
 
+    ready = False  # not a field: whether it is recorded in graphs
     config: Config
     accelerator: Accelerator
     objective: Objective
@@ -60,8 +61,12 @@ class Step:
         if not self.network.training:
             self.network.train()
         optimization.set_learning_rate(self.optimizer, optimization.learning_rate(self.config.optimizer, step))
-        self.drop_gradients()
         self.loss.zero_()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the gradients of the step before, and remember what a skipped step puts back."""
+        self.drop_gradients()
         self.buffers_before = [buffer.clone() for buffer in self.running_buffers]
 
     def backward(self, x0: Tensor, labels: Tensor | None, draw: Draw, last: bool = True) -> Tensor:
@@ -72,7 +77,7 @@ class Step:
     def update(self, draws: Sequence[Draw], losses: Sequence[Tensor]) -> None:
         """Clip, step unless something is not finite, and let everything that watches take note."""
         draw = draws[0] if len(draws) == 1 else Draw.cat(draws)
-        self.apply(draw, losses[0] if len(losses) == 1 else torch.cat(list(losses)))
+        self.apply(draw, losses[0] if len(losses) == 1 else torch.cat(list(losses)), 1 - self.ema.decay())
         self.ema.updates += 1
 
     # What is captured in graphs -------------------------------------------------------------------------------------
@@ -85,8 +90,8 @@ class Step:
         self.loss += part.detach()
         return losses.detach()
 
-    def apply(self, draw: Draw, losses: Tensor) -> None:
-        """From gradients to new weights, averages and statistics."""
+    def apply(self, draw: Draw, losses: Tensor, blend: float | Tensor) -> None:
+        """From gradients to new weights, averages (moved by the share `blend`) and statistics."""
         average_gradients(self.weighting.parameters())
         if self.scaled_optimizer is not None:
             self.accelerator.unscale_gradients(self.scaled_optimizer)
@@ -97,15 +102,11 @@ class Step:
             self.scaled_optimizer.step()  # skips by itself, and lowers its scale
         else:
             optimization.step_if_finite(self.optimizer, finite)
-        self.blend_average()
+        self.ema.blend(blend)
         self.monitor.update(draw, losses)
         self.guard.update(loss, norm, finite, draw.time, losses)
         for buffer, before in zip(self.running_buffers, self.buffers_before, strict=True):
             buffer.copy_(torch.where(finite, buffer, before))
-
-    def blend_average(self) -> None:
-        """Take the new weights into the average."""
-        self.ema.blend(1 - self.ema.decay())
 
     # Evaluation and tidying -----------------------------------------------------------------------------------------
 

@@ -178,16 +178,15 @@ class Trainer:
     def warm_up(self) -> None:
         """Compile, record, choose kernels and allocate, off the clock; leaves no trace."""
         if isinstance(self.arithmetic, GraphedStep) and not self.arithmetic.ready:
-            self._record()
-        if not isinstance(self.arithmetic, GraphedStep) or not self.arithmetic.ready:
+            self._record(self.arithmetic)
+        if not self.arithmetic.ready:
             self._try_out()
         self._wait()
 
-    def _record(self) -> None:
-        assert isinstance(self.arithmetic, GraphedStep)
+    def _record(self, arithmetic: GraphedStep) -> None:
         self.tell("compiling and recording the training step: about a minute, less the next time")
         try:
-            self.arithmetic.capture(self.parts.source.shape, self.parts.classes)
+            arithmetic.capture(self.parts.source.shape, self.parts.classes)
         except Exception as error:
             if self.config.fast == "always":
                 raise
@@ -281,8 +280,7 @@ class Trainer:
             raise CheckpointError(f"{checkpoint.path} does not fit this run: {type(error).__name__}: {error}") from error
 
     def _load(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
-        if isinstance(self.arithmetic, GraphedStep):
-            self.arithmetic.ready = False  # the optimizer's state will lie elsewhere
+        self.arithmetic.ready = False  # the optimizer's state will lie elsewhere
         load_module(self.model, tensors["model"], "model")
         load_named(self.ema.average, tensors["ema"], "ema")
         load_optimizer(self.optimizer, self.names, tensors["optimizer"])

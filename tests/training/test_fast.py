@@ -174,6 +174,28 @@ def test_a_step_that_cannot_be_recorded_is_made_all_the_same_and_the_reason_is_t
         strict.warm_up()
 
 
+def test_after_a_recording_that_failed_half_way_all_goes_on_as_on_the_plain_path(monkeypatch):
+    """The average above all, whose weight had moved into a tensor that nobody fills any more."""
+    config = tiny(model=own("Normed"), ema=EMAConfig(decay=0.99, ramp=True), optimizer=OptimizerConfig(lr=2.0**-7, warmup=4))
+    plain = trainer_of(config)
+    advance(plain, 12)
+
+    def failing(self):
+        self._gradients()
+        self._update()
+        raise RuntimeError("no recording")
+
+    monkeypatch.setattr(training, "why_not", lambda *_: None)
+    monkeypatch.setattr(GraphedStep, "_compiled", lambda self: self.call)
+    monkeypatch.setattr(GraphedStep, "_recorded", failing)
+    fallen = trainer_of(config)
+    advance(fallen, 12)
+    assert not fallen.arithmetic.ready
+    expected, found = tensors(plain), tensors(fallen)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
 def training_parts(config):
     from noisewise.training.parts import build_parts
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from noisewise.samplers import Draw
-from noisewise.training import optimizer as optimization
 from noisewise.training.models import with_labels
 from noisewise.training.step import Step
 
@@ -24,9 +23,6 @@ FIELDS = ("u", "time", "weight", "density")
 
 class GraphedStep(Step):
     """As `Step`; in graphs, from the moment that `capture` has been called."""
-
-    ready = False
-    blend_weight: Tensor | None = None
 
     def capture(self, shape: Sequence[int], classes: int, *, record: bool = True) -> None:
         """Compile, warm up and record, leaving all state of training as it was; raises whatever stands in the way.
@@ -41,8 +37,8 @@ class GraphedStep(Step):
         self.u, self.weight = u[:count].clone(), ones[:count].clone()
         self.losses = torch.zeros_like(u)
         self.buffers_before = [buffer.clone() for buffer in self.running_buffers]
-        if self.ema.changes:
-            self.blend_weight = torch.zeros((), device=self.device)
+        # a number that stays is recorded as it is, one that changes lies in a tensor
+        self.blend = torch.zeros((), device=self.device) if self.ema.changes else 1 - self.ema.decay()
         self.compiled = self._compiled() if record else self.call
         self.network.train()
         with self._state_put_back():
@@ -84,31 +80,21 @@ class GraphedStep(Step):
         self.micro_losses = self.differentiate(self.loss_at(self.x0, self.labels, self.compiled), self.u, self.weight)
 
     def _update(self) -> None:
-        self.apply(self.all, self.losses)
-
-    def blend_average(self) -> None:
-        if self.blend_weight is None:
-            super().blend_average()
-        else:
-            self.ema.blend(self.blend_weight)
+        self.apply(self.all, self.losses, self.blend)
 
     # What the trainer calls -----------------------------------------------------------------------------------------
 
-    def begin(self, step: int) -> None:
+    def clear(self) -> None:
         if not self.ready:
-            super().begin(step)
+            super().clear()
             return
-        if not self.network.training:
-            self.network.train()
-        optimization.set_learning_rate(self.optimizer, optimization.learning_rate(self.config.optimizer, step))
-        if self.blend_weight is not None:
-            self.blend_weight.fill_(1 - self.ema.decay())
+        if isinstance(self.blend, Tensor):
+            self.blend.fill_(1 - self.ema.decay())
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if self.config.accumulation > 1 and gradients:  # otherwise each replay writes them anew
             torch._foreach_zero_(gradients)
         if self.running_buffers:
             torch._foreach_copy_(self.buffers_before, self.running_buffers)
-        self.loss.zero_()
         self.micro = 0
 
     def backward(self, x0: Tensor, labels: Tensor | None, draw: Draw, last: bool = True) -> Tensor:
