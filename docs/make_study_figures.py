@@ -13,15 +13,13 @@ import sys
 from pathlib import Path
 
 import matplotlib as mpl
-import numpy as np
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from PIL import Image
 
 from noisewise.study.analysis import ANALYSES
 from noisewise.study.report.charts import loss_charts, quality_charts
-from noisewise.study.report.figures import STYLE, draw_chart, look
-from noisewise.study.report.heat import colour_table, heat_map, scale_texts
+from noisewise.study.report.figures import STYLE, draw_chart, draw_panel, look
+from noisewise.study.report.heat import heat_map, scale_texts
 from noisewise.study.report.pictures import pictures_of, read_pixels
 from noisewise.study.report.subject import Subject, read_subject
 
@@ -84,16 +82,7 @@ def draw_demo(subject: Subject) -> Figure:
         axes.set(xticks=[], yticks=[], frame_on=False)
         axes.set_title(method.name, color=method.colour, fontweight="bold", fontsize=10)
     panel = heat.panels[-1]
-    image = lower[0].imshow(
-        np.log2(np.clip(panel.views["draws"], 2.0**-heat.reach, 2.0**heat.reach)),
-        cmap=ListedColormap(colour_table() / 255),
-        vmin=-heat.reach,
-        vmax=heat.reach,
-        extent=(0, 1, 0, panel.end),
-        origin="lower",
-        aspect="auto",
-        interpolation="nearest",
-    )
+    image = draw_panel(lower[0], panel, "draws", heat.reach)
     lower[0].set(xlabel="noise level u (0: least noise)", xticks=[0, 0.5, 1], ylabel="training step")
     lower[0].set(title=f"What {panel.method.name} draws, times uniform")
     bar = figure.colorbar(image, ax=lower[0], pad=0.02)

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from noisewise.study.outcome import Plan, read_comparison
 from noisewise.training.config import DataConfig
 from noisewise.training.run import train
 from tests.study.fateful import SEEDS, fateful
-from tests.training.processes import ROOT, environment, finish, metrics
+from tests.training.processes import ROOT, environment, finish, metrics, until
 from tests.training.test_run import final
 from tests.training.tiny import differing, tiny
 
@@ -264,13 +263,6 @@ def test_a_comparison_that_is_stopped_or_killed_is_finished_by_the_same_command(
         assert differing(final(runs / name, 240), final(straight / "runs" / name, 240)) == []
         assert metrics(runs / name) == metrics(straight / "runs" / name)
         assert "resuming" in (runs / name / "log.txt").read_text()
-
-
-def until(true, seconds=120):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_two_comparisons_in_one_folder_are_refused(tmp_path):

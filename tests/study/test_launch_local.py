@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from noisewise.training.config import DataConfig, LogConfig
 from noisewise.training.parts import build_parts
 from noisewise.training.signals import StopRequest
 from tests.study.fateful import FATES, SEEDS, fateful, jobs_in
-from tests.training.processes import last_step, metrics
+from tests.training.processes import last_step, metrics, until
 from tests.training.test_run import final
 from tests.training.tiny import differing
 
@@ -29,14 +28,6 @@ LONG = {"budget": "100000it", "log": LogConfig(every=10, trackers=[], sample_ste
 def pictures(job):
     """When each evaluation was made, by its place."""
     return [path.stat().st_mtime_ns for path in sorted((job.folder / "samples").iterdir())]
-
-
-def until(true, seconds=60):
-    """Wait for something that will come true."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_runs_advance_together_and_are_what_they_are_alone(tmp_path):

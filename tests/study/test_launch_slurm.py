@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from noisewise.study.worker import work
 from noisewise.training.config import LogConfig
 from noisewise.training.signals import StopRequest
 from tests.study.fateful import SEEDS, fateful, jobs_in
-from tests.training.processes import metrics
+from tests.training.processes import metrics, until
 from tests.training.test_run import final
 from tests.training.tiny import differing
 
@@ -30,13 +29,6 @@ def on_this_machine(folder):
 def children(number):
     """The processes that a process has started."""
     return [int(pid) for pid in Path(f"/proc/{number}/task/{number}/children").read_text().split()]
-
-
-def until(true, seconds=60):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -44,6 +46,14 @@ def finish(process: subprocess.Popen, timeout: int = 240) -> str:
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
             process.communicate()
+
+
+def until(true: Callable[[], bool], seconds: float = 120) -> None:
+    """Wait for something that will come true; the limit only ends a test that would hang."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def last_step(out: Path) -> int:

@@ -12,6 +12,7 @@ from noisewise.training.options import load_preset
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.parts import build_parts
 from noisewise.training.trainer import Trainer
+from tests.training.test_cuda import SometimesNaN
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 UNET = '--model.options={"channels": 32, "multipliers": [1, 2], "blocks": 1, "attention": [4], "dropout": 0.0}'
@@ -216,15 +217,6 @@ def test_it_goes_on_bit_for_bit_from_a_checkpoint(tmp_path, uncompiled):
 
 
 def test_a_skipped_step_is_skipped_in_a_graph_too(uncompiled):
-    class SometimesNaN(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(1))
-            self.register_buffer("broken", torch.zeros(()))
-
-        def forward(self, x, time):
-            return x * self.scale + torch.where(self.broken > 0, torch.nan, 0.0)
-
     model = SometimesNaN()
     made = trainer("--sampler=uniform", "--precision=fp32", model=model)
     made.warm_up()

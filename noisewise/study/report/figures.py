@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from noisewise.study.report.axis import Axis, tick_text
 from noisewise.study.report.charts import Chart, loss_charts, quality_charts, training_charts
-from noisewise.study.report.heat import HeatMap, colour_table, heat_map, log_snr_ticks, scale_texts
+from noisewise.study.report.heat import HeatMap, Panel, colour_table, heat_map, log_snr_ticks, scale_texts
 from noisewise.study.report.palette import Method
 from noisewise.study.report.pictures import Picture, corner, pictures_of, read_pixels
 from noisewise.study.report.subject import Subject, read_subject
@@ -137,6 +137,20 @@ def folded(name: str, width: int = 24) -> str:
     return "\n".join(lines)
 
 
+def draw_panel(axes: Any, panel: Panel, view: str, reach: int) -> Any:
+    """One method's density through training; the image, for a colour bar in doublings of uniform."""
+    return axes.imshow(
+        np.log2(np.clip(np.nan_to_num(panel.views[view], nan=1.0), 2.0**-reach, 2.0**reach)),
+        cmap=ListedColormap(colour_table() / 255),
+        vmin=-reach,
+        vmax=reach,
+        extent=(0, 1, 0, panel.end),
+        origin="lower",
+        aspect="auto",
+        interpolation="nearest",
+    )
+
+
 def draw_heat(heat: HeatMap, view: str) -> Figure:
     """A panel for each method, noise levels across, steps up, one scale of colours."""
     columns = min(4, len(heat.panels))
@@ -144,17 +158,7 @@ def draw_heat(heat: HeatMap, view: str) -> Figure:
     figure = Figure(figsize=(2.1 * columns + 0.9, 2.5 * rows), layout="constrained")
     every = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     for axes, panel in zip(every, heat.panels, strict=False):
-        values = np.log2(np.clip(np.nan_to_num(panel.views[view], nan=1.0), 2.0**-heat.reach, 2.0**heat.reach))
-        image = axes.imshow(
-            values,
-            cmap=ListedColormap(colour_table() / 255),
-            vmin=-heat.reach,
-            vmax=heat.reach,
-            extent=(0, 1, 0, panel.end),
-            origin="lower",
-            aspect="auto",
-            interpolation="nearest",
-        )
+        image = draw_panel(axes, panel, view, heat.reach)
         axes.set(ylim=(0, heat.end), yticks=Axis(0, heat.end, 0, 1).ticks(5), xlabel="noise level u (0: least)")
         axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
         axes.set_title(folded(panel.method.name), color=panel.method.colour, fontweight="bold")
