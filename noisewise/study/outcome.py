@@ -76,11 +76,6 @@ class Evaluation:
         """The mean over noise levels: what uniform sampling minimises."""
         return sum(self.held_out) / len(self.held_out)
 
-    @property
-    def value(self) -> float:
-        """What runs are judged by: the distance of their images to the data or, without one, their held-out loss."""
-        return self.loss if self.distance is None else self.distance
-
     def row(self) -> dict[str, Any]:
         """As a row of metrics.jsonl."""
         return {"kind": "evaluation", **asdict(self)}

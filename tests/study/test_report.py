@@ -16,8 +16,9 @@ from noisewise import cli
 from noisewise.study.outcome import Failure, Plan
 from noisewise.study.report import write_report
 from noisewise.study.report.page import render
+from noisewise.study.report.pictures import pictures_of
 from noisewise.study.report.settings import command, differences
-from noisewise.study.report.subject import Subject
+from noisewise.study.report.subject import Subject, read_subject
 from noisewise.study.report.wording import verdicts
 from noisewise.study.results import write_results
 from noisewise.training.options import as_yaml
@@ -393,3 +394,14 @@ def test_a_large_comparison_stays_small(tmp_path):
     heights = [Image.open(io.BytesIO(base64.b64decode(picture))).height for picture in maps]
     assert heights == [120] * 36
     assert len([found for tag, found in reader.tags if tag == "img"]) == 12 * 3 * 4  # one seed, all moments
+
+
+def test_a_picture_whose_evaluation_lacks_the_distance_claims_none(tmp_path):
+    """Its held-out loss must not stand under the name of the distance that the others have."""
+    planted(tmp_path, {("linear", "uniform", 0): [(0.5, 10, 1.0, 4.0), (1.0, 20, 2.0, 2.0)]})
+    path = next(tmp_path.glob("runs/*/metrics.jsonl"))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    first = next(row for row in rows if row.get("kind") == "evaluation")
+    first |= {"metric": None, "distance": None}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [picture.value for picture in pictures_of(read_subject(tmp_path))] == [None, 2.0]

@@ -4,6 +4,7 @@ import base64
 import io
 import re
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from noisewise.study.outcome import Evaluation, Outcome
 from noisewise.study.report.charts import thinned
 from noisewise.study.report.palette import Method
 from noisewise.study.report.subject import Subject
+from noisewise.study.summary import judged
 
 BUDGET = 1_700_000  # characters of all pictures together
 ECONOMIES = ((None, 5, 80), (1, 5, 80), (1, 4, 70), (1, 4, 50), (1, 3, 40))  # seeds, rows and columns, quality: tried in turn
@@ -49,7 +51,7 @@ def pictures_of(subject: Subject) -> list[Picture]:
     for run in subject.comparison.outcomes:
         method = next(method for method in subject.methods if method.name == run.sampler)
         evaluated = [one for one in run.evaluations if one.picture is not None and inside(run.folder, one.picture)]
-        found += [_evaluated(run, method, one) for one in evaluated]
+        found += [_evaluated(run, method, one, subject.metric) for one in evaluated]
         if subject.single and not evaluated:
             found += _drawn_in_training(run, method)
     return [picture for picture in found if picture.path.is_file()]
@@ -60,9 +62,9 @@ def inside(folder: Path, name: str) -> bool:
     return (folder / name).resolve().is_relative_to(folder.resolve())
 
 
-def _evaluated(run: Outcome, method: Method, found: Evaluation) -> Picture:
-    path = run.folder / (found.picture or "")
-    return Picture(method, run.process, run.seed, found.share, found.step, path, found.value)
+def _evaluated(run: Outcome, method: Method, found: Evaluation, metric: str | None) -> Picture:
+    path, value = run.folder / (found.picture or ""), judged(found, metric)
+    return Picture(method, run.process, run.seed, found.share, found.step, path, value if isfinite(value) else None)
 
 
 def _drawn_in_training(run: Outcome, method: Method) -> list[Picture]:
