@@ -49,6 +49,10 @@ class EMA:
             return (1 - 1 / n) ** (self.gamma + 1)
         return min(self.config.decay, n / (9 + n)) if self.config.ramp else self.config.decay
 
+    def pairs(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Each parameter and its average."""
+        return [(parameter, self.average[name]) for name, parameter in self._source.items()]
+
     @property
     def changes(self) -> bool:
         """Whether the decay differs from update to update."""

@@ -40,16 +40,19 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"] = lr
 
 
-def clip_gradients(parameters: list[nn.Parameter], limit: float | None) -> Tensor:
-    """Scale gradients to a norm of at most `limit` and return the norm they had, as a tensor that was not waited for."""
-    limit = float("inf") if limit is None else limit
+def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
+    """The norm of all gradients, as a tensor that was not waited for."""
     groups = [[parameter.grad for parameter in group if parameter.grad is not None] for group in alike(parameters)]
-    if len(groups) == 1:
-        return whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
-    norm = torch.stack([whole(torch.nn.utils.get_total_norm(group)) for group in groups]).norm()
-    local = [getattr(gradient, "_local_tensor", gradient) for group in groups for gradient in group]
-    torch._foreach_mul_(local, (limit / (norm + 1e-6)).clamp(max=1.0))
-    return norm
+    norms = [whole(torch.nn.utils.get_total_norm(group)) for group in groups]
+    return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+
+
+def clip_gradients(parameters: list[nn.Parameter], norm: Tensor, limit: float | None) -> None:
+    """Scale gradients of this norm to one of at most `limit`."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if limit is not None and gradients:
+        local = [getattr(gradient, "_local_tensor", gradient) for gradient in gradients]
+        torch._foreach_mul_(local, (limit / (norm + 1e-6)).clamp(max=1.0))
 
 
 def alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

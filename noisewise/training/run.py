@@ -141,13 +141,14 @@ class Run:
     def generate(self, count: int) -> torch.Tensor:
         """Samples of the averaged weights, made by all processes together when the model is sharded."""
         from noisewise.evaluation.generate import generate
+        from noisewise.evaluation.replay import Replay
         from noisewise.evaluation.solvers import default_solver
 
         trainer, steps = self.trainer, self.config.log.sample_steps
         process, parts = trainer.objective.process, trainer.parts
         with self.averaged():
             return generate(
-                trainer.call,
+                Replay(trainer.call, trainer.network),
                 trainer.objective,
                 parts.source.shape,
                 count,

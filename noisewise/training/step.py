@@ -95,18 +95,23 @@ class Step:
         average_gradients(self.weighting.parameters())
         if self.scaled_optimizer is not None:
             self.accelerator.unscale_gradients(self.scaled_optimizer)
-        norm = optimization.clip_gradients(self.parameters, self.config.optimizer.clip)
+        norm = optimization.gradient_norm(self.parameters)
         total = distributed.gather_sum(torch.stack([self.loss, (~torch.isfinite(self.loss + norm)).to(self.loss)]))
         loss, finite = total[0] / distributed.world_size(), total[1] == 0
+        self.move(norm, finite, blend)
+        self.monitor.update(draw, losses)
+        self.guard.update(loss, norm, finite, draw.time, losses)
+        for buffer, before in zip(self.running_buffers, self.buffers_before, strict=True):
+            buffer.copy_(torch.where(finite, buffer, before))
+
+    def move(self, norm: Tensor, finite: Tensor, blend: float | Tensor) -> None:
+        """Clip gradients of this norm, step if all is finite, and move the average."""
+        optimization.clip_gradients(self.parameters, norm, self.config.optimizer.clip)
         if self.scaled_optimizer is not None:
             self.scaled_optimizer.step()  # skips by itself, and lowers its scale
         else:
             optimization.step_if_finite(self.optimizer, finite)
         self.ema.blend(blend)
-        self.monitor.update(draw, losses)
-        self.guard.update(loss, norm, finite, draw.time, losses)
-        for buffer, before in zip(self.running_buffers, self.buffers_before, strict=True):
-            buffer.copy_(torch.where(finite, buffer, before))
 
     # Evaluation and tidying -----------------------------------------------------------------------------------------
 

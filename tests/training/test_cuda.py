@@ -103,6 +103,9 @@ def test_a_compiled_model_trains_and_its_checkpoint_has_plain_names():
 
 
 def test_a_dry_run_reports_the_memory_of_the_gpu():
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(True)
     report = dry_run(load_preset("digits", *TINY))
     assert report["device"].startswith("cuda")
     assert 0 < report["memory_gib"] < 10

@@ -53,12 +53,14 @@ def reference(x, shift, norm):
         ((2, 192, 16, 16), 32, True),
         ((2, 128, 32, 32), 32, True),
         ((2, 24, 5, 7), 4, True),
-        ((3, 8, 1, 1), 4, False),
+        ((3, 64, 1, 1), 4, False),
         ((2, 64, 64, 64), 32, True),
+        ((2, 384, 32, 32), 32, False),
+        ((2, 32, 33, 47), 8, True),
     ],
 )
 def test_the_fused_normalisation_is_torchs(dtype, shape, groups, shifted):
-    from noisewise.training.fast.norm import group_norm_silu
+    from noisewise.training.fast.norm import group_norm
 
     torch.manual_seed(0)
     norm = nn.GroupNorm(groups, shape[1]).cuda()
@@ -67,7 +69,7 @@ def test_the_fused_normalisation_is_torchs(dtype, shape, groups, shifted):
     x = torch.randn(shape, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
     shift = torch.randn(shape[:2], device="cuda").requires_grad_() if shifted else None
     inputs = [value for value in (x, shift, norm.weight, norm.bias) if value is not None]
-    y = group_norm_silu(x, shift, norm)
+    y = group_norm(x, shift, norm)
     assert y.dtype == dtype
     assert y.is_contiguous(memory_format=torch.channels_last)
     gradient = torch.randn_like(y)
@@ -77,29 +79,29 @@ def test_the_fused_normalisation_is_torchs(dtype, shape, groups, shifted):
     x64, shift64 = (None if v is None else v.detach().double().requires_grad_() for v in (x, shift))
     wanted = reference(x64, shift64, exact)
     same = [value for value in (x64, shift64, exact.weight, exact.bias) if value is not None]
-    tolerance = 3e-6 if dtype == torch.float32 else 1e-2
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(y.double(), wanted, rtol=tolerance, atol=tolerance)
     for mine, theirs in zip(found, torch.autograd.grad(wanted, same, gradient.double()), strict=True):
         assert float((mine.double() - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6)) < tolerance
 
 
 def test_a_part_of_the_channels_is_normalised_without_a_copy_and_alike():
-    from noisewise.training.fast.norm import group_norm_silu
+    from noisewise.training.fast.norm import group_norm
 
     torch.manual_seed(0)
     norm = nn.GroupNorm(32, 64).cuda()
     both = torch.randn(4, 128, 8, 8, device="cuda").contiguous(memory_format=torch.channels_last)
     part = both[:, 64:]
-    assert torch.equal(group_norm_silu(part, None, norm), group_norm_silu(part.clone(), None, norm))
+    assert torch.equal(group_norm(part, None, norm), group_norm(part.clone(), None, norm))
 
 
 def test_fused_dropout_drops_its_share_and_its_gradient_knows_which():
-    from noisewise.training.fast.norm import group_norm_silu
+    from noisewise.training.fast.norm import group_norm
 
     norm = nn.GroupNorm(32, 64).cuda()
     x = torch.randn(64, 64, 16, 16, device="cuda").contiguous(memory_format=torch.channels_last).requires_grad_()
     torch.manual_seed(3)
-    y = group_norm_silu(x, None, norm, 0.1)
+    y = group_norm(x, None, norm, dropout=0.1)
     kept = y != 0
     assert float((~kept).float().mean()) == pytest.approx(0.1, abs=2e-3)
     assert abs(float(kept.float().mean((0, 2, 3)).std())) < 0.01  # no channel is favoured
@@ -107,8 +109,8 @@ def test_fused_dropout_drops_its_share_and_its_gradient_knows_which():
     wanted = torch.autograd.grad((reference(x, None, norm) * kept / 0.9).sum(), x)[0]
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], wanted, rtol=1e-3, atol=1e-4)
     torch.manual_seed(3)
-    assert torch.equal(y, group_norm_silu(x, None, norm, 0.1))
-    assert not torch.equal(y, group_norm_silu(x, None, norm, 0.1))
+    assert torch.equal(y, group_norm(x, None, norm, dropout=0.1))
+    assert not torch.equal(y, group_norm(x, None, norm, dropout=0.1))
 
 
 def test_a_fused_unet_has_the_same_names_outputs_and_gradients():

@@ -5,7 +5,14 @@ import torch
 from torch import nn
 
 from noisewise.training.config import OptimizerConfig
-from noisewise.training.optimizer import clip_gradients, learning_rate, make_optimizer, set_learning_rate, step_if_finite
+from noisewise.training.optimizer import (
+    clip_gradients,
+    gradient_norm,
+    learning_rate,
+    make_optimizer,
+    set_learning_rate,
+    step_if_finite,
+)
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
@@ -121,7 +128,8 @@ def test_the_norm_is_that_of_all_gradients_and_they_are_scaled_to_the_limit(limi
     model = model_with_gradients(device)
     before = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     expected = before.double().norm()
-    norm = clip_gradients(list(model.parameters()), limit)
+    norm = gradient_norm(list(model.parameters()))
+    clip_gradients(list(model.parameters()), norm, limit)
     torch.testing.assert_close(norm.double(), expected, rtol=1e-5, atol=0)
     after = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     scale = min(1.0, (limit or float("inf")) / float(expected))
@@ -130,17 +138,27 @@ def test_the_norm_is_that_of_all_gradients_and_they_are_scaled_to_the_limit(limi
         assert torch.equal(after, before)
 
 
-def test_the_norm_equals_the_one_of_torch():
+@pytest.mark.parametrize("limit", [None, 0.5, 1e9])
+def test_norm_and_clipping_equal_those_of_torch(limit):
     ours, theirs = model_with_gradients(), model_with_gradients()
-    norm = clip_gradients(list(ours.parameters()), 0.5)
-    assert torch.equal(norm, nn.utils.clip_grad_norm_(theirs.parameters(), 0.5))
+    ours[0].bias.grad = theirs[0].bias.grad = None
+    norm = gradient_norm(list(ours.parameters()))
+    clip_gradients(list(ours.parameters()), norm, limit)
+    assert torch.equal(norm, nn.utils.clip_grad_norm_(theirs.parameters(), float("inf") if limit is None else limit))
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
+        assert (one.grad is None and other.grad is None) or torch.equal(one.grad, other.grad)
+
+
+def test_without_gradients_the_norm_is_zero_and_there_is_nothing_to_clip():
+    parameters = list(nn.Linear(2, 2).parameters())
+    norm = gradient_norm(parameters)
+    assert float(norm) == 0
+    clip_gradients(parameters, norm, 1.0)
+    assert all(parameter.grad is None for parameter in parameters)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("limit", [None, 1.0])
-def test_a_gradient_that_is_not_finite_shows_in_the_norm(bad, limit):
+def test_a_gradient_that_is_not_finite_shows_in_the_norm(bad):
     model = model_with_gradients()
     model[1].bias.grad[0] = bad
-    assert not bool(torch.isfinite(clip_gradients(list(model.parameters()), limit)))
+    assert not bool(torch.isfinite(gradient_norm(list(model.parameters()))))

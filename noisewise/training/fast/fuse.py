@@ -1,7 +1,8 @@
 """Diffusers' U-Net with fewer, larger kernels; parameters and their names stay as they are, results within rounding.
 
 - channels last in memory, as the tensor cores want convolutions
-- normalisation, SiLU, dropout, the time embedding and the first convolution's bias of a residual block in one kernel (norm.py)
+- normalisation, SiLU, dropout, the time embedding and the first convolution's bias of a residual block together (norm.py);
+  the normalisation before attention too
 - upsampling as a broadcast, whose backward pass is a sum instead of atomic additions
 """
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 def fuse(model: nn.Module) -> int:
     """Rewire every residual block of diffusers' that has the usual form, in place; returns how many there were."""
     try:
+        from diffusers.models.attention_processor import Attention
         from diffusers.models.resnet import ResnetBlock2D
         from diffusers.models.unets.unet_2d import UNet2DModel
         from diffusers.models.upsampling import Upsample2D
@@ -30,6 +32,8 @@ def fuse(model: nn.Module) -> int:
             fused += 1
         elif isinstance(module, Upsample2D) and _usual_upsampling(module):
             _rewire(module, _upsample)
+        elif isinstance(module, Attention) and isinstance(module.group_norm, nn.GroupNorm):
+            _rewire(module.group_norm, _norm)
         elif isinstance(module, UNet2DModel) and isinstance(module.conv_act, nn.SiLU):
             _rewire(module.conv_norm_out, _norm_silu)
             module.conv_act = nn.Identity()
@@ -60,19 +64,25 @@ def _usual_upsampling(module: Any) -> bool:
     return bool(module.use_conv and not module.use_conv_transpose and module.interpolate and module.norm is None)
 
 
-def _norm_silu(self: nn.GroupNorm, x: Tensor) -> Tensor:
-    from noisewise.training.fast.norm import group_norm_silu
+def _norm(self: nn.GroupNorm, x: Tensor) -> Tensor:
+    from noisewise.training.fast.norm import group_norm
 
-    return group_norm_silu(x, None, self)
+    return group_norm(x, None, self, silu=False)
+
+
+def _norm_silu(self: nn.GroupNorm, x: Tensor) -> Tensor:
+    from noisewise.training.fast.norm import group_norm
+
+    return group_norm(x, None, self)
 
 
 def _block(self: Any, x: Tensor, temb: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    from noisewise.training.fast.norm import group_norm_silu
+    from noisewise.training.fast.norm import group_norm
 
-    h = group_norm_silu(x, None, self.norm1)
+    h = group_norm(x, None, self.norm1)
     h = self.conv1._conv_forward(h, self.conv1.weight, None)
     shift = self.time_emb_proj(nn.functional.silu(temb)) + self.conv1.bias
-    h = self.conv2(group_norm_silu(h, shift, self.norm2, self.dropout.p if self.training else 0.0))
+    h = self.conv2(group_norm(h, shift, self.norm2, dropout=self.dropout.p if self.training else 0.0))
     if self.conv_shortcut is not None:
         x = self.conv_shortcut(x)
     return (x + h) / self.output_scale_factor

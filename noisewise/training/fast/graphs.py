@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from noisewise.samplers import Draw
+from noisewise.training.fast.update import FusedMove, fused_move
 from noisewise.training.models import with_labels
 from noisewise.training.step import Step
 
@@ -23,6 +24,10 @@ FIELDS = ("u", "time", "weight", "density")
 
 class GraphedStep(Step):
     """As `Step`; in graphs, from the moment that `capture` has been called."""
+
+    # not fields: what moves the weights while it is recorded, and what the graph then holds
+    fused: FusedMove | None = None
+    in_graph: FusedMove | None = None
 
     def capture(self, shape: Sequence[int], classes: int, *, record: bool = True) -> None:
         """Compile, warm up and record, leaving all state of training as it was; raises whatever stands in the way.
@@ -62,15 +67,23 @@ class GraphedStep(Step):
                 self._gradients()
                 self._update()
             try:
+                self.fused = self._fused_move()
+                self._update()  # for kernels are compiled and loaded outside of a recording
                 with torch.cuda.graph(gradients, stream=stream):
                     self._gradients()
+                self.fused = self.in_graph = self._fused_move()  # with gradients where the graph will write them
                 with torch.cuda.graph(update, pool=gradients.pool(), stream=stream):
                     self._update()
             except Exception:
                 recover_generator(self.device)
                 raise
+            finally:
+                self.fused = None  # not for steps outside of graphs, whose gradients lie elsewhere
         torch.cuda.current_stream(self.device).wait_stream(stream)
         return gradients.replay, update.replay
+
+    def _fused_move(self) -> FusedMove | None:
+        return fused_move(self.optimizer, self.ema.pairs(), self.config.optimizer.clip)
 
     # The two halves, on fixed buffers -------------------------------------------------------------------------------
 
@@ -81,6 +94,12 @@ class GraphedStep(Step):
 
     def _update(self) -> None:
         self.apply(self.all, self.losses, self.blend)
+
+    def move(self, norm: Tensor, finite: Tensor, blend: float | Tensor) -> None:
+        if self.fused is None:
+            super().move(norm, finite, blend)
+        else:
+            self.fused(norm, finite, blend)
 
     # What the trainer calls -----------------------------------------------------------------------------------------
 

@@ -1,111 +1,166 @@
-"""Triton kernels of norm.py. A program holds all pixels of a few groups of one image, channels last."""
+"""Triton kernels of norm.py.
+
+A program has a few groups of channels of one image, and goes through its pixels twice, ROWS at a time, channels last: for sums,
+then for values. Where ROWS covers the image, the compiler sees that both passes read the same and keeps it; hence nothing is to
+be stored between them.
+"""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
+def fetch(at, mask, FULL: tl.constexpr):
+    """Values in float32; 0 outside of the mask, which FULL says has no outside."""
+    return tl.load(at).to(tl.float32) if FULL else tl.load(at, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def only(mask, values, FULL: tl.constexpr):
+    """The values in the mask, 0 elsewhere."""
+    return values if FULL else tl.where(mask, values, 0.0)
+
+
+@triton.jit
+def put(at, values, mask, FULL: tl.constexpr):
+    """Store values in the mask."""
+    values = values.to(at.dtype.element_ty)
+    if FULL:
+        tl.store(at, values)
+    else:
+        tl.store(at, values, mask=mask)
+
+
+@triton.jit
+def logistic(z, QUICK: tl.constexpr):
+    """1 / (1 + exp(-z)); QUICK takes the GPU's own reciprocal, right to one unit in the last place."""
+    denominator = 1.0 + tl.exp(-z)
+    if QUICK:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [denominator], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return 1.0 / denominator
+
+
+@triton.jit
 def kept(seed, index, P: tl.constexpr):
     """Whether each index survives dropout: a 32-bit mix of (seed, index) against the share P."""
-    h = (index.to(tl.uint32) * 0x9E3779B1) ^ seed
-    h = (h ^ (h >> 16)) * 0x7FEB352D
+    h = (index.to(tl.uint32) ^ seed) * 0x9E3779B1
     h = (h ^ (h >> 15)) * 0x846CA68B
-    h = h ^ (h >> 16)
     LIMIT: tl.constexpr = int(P * 4294967296)
     return h >= LIMIT
 
 
 @triton.jit
+def within_groups(values, CPG: tl.constexpr, K: tl.constexpr):
+    """For each of K channels, the sum over all channels of its group."""
+    if (CPG & (CPG - 1)) == 0:
+        sums = tl.sum(tl.reshape(values, [K // CPG, CPG]), 1)
+        return tl.reshape(tl.broadcast_to(sums[:, None], [K // CPG, CPG]), [K])
+    group = tl.arange(0, K) // CPG
+    return tl.sum(tl.where(group[:, None] == group[None, :], values[:, None], 0.0), 0)
+
+
+@triton.jit
 def forward(
-    x, shift, gamma, beta, seed, y, mean, rstd, image_stride, pixel_stride, eps,
-    HW: tl.constexpr, C: tl.constexpr, CPG: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
-    SHIFT: tl.constexpr, P: tl.constexpr,
+    x, shift, gamma, beta, seed, y, centre, rstd, image_stride, pixel_stride, eps,
+    HW: tl.constexpr, C: tl.constexpr, CPG: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
+    SHIFT: tl.constexpr, SILU: tl.constexpr, P: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    chunk, n = tl.program_id(0), tl.program_id(1)
-    cols, rows = tl.arange(0, K), tl.arange(0, BLOCK)
-    c = chunk * (GROUPS * CPG) + cols
-    live = cols < GROUPS * CPG
-    mask = live[None, :] & (rows < HW)[:, None]
-    FULL: tl.constexpr = (GROUPS * CPG == K) and (BLOCK == HW)
-    at = rows[:, None] * C + c[None, :]
-    source = x + n.to(tl.int64) * image_stride + rows[:, None] * pixel_stride + c[None, :]
-    v = tl.load(source).to(tl.float32) if FULL else tl.load(source, mask=mask, other=0.0).to(tl.float32)
-    if SHIFT:
-        v = v + tl.load(shift + n * C + c, mask=live, other=0.0).to(tl.float32)[None, :]
-        if not FULL:
-            v = tl.where(mask, v, 0.0)
-    # sums over pixels for each channel, then over the channels of the same group
-    group = cols // CPG
-    same = (group[:, None] == group[None, :]) & live[:, None] & live[None, :]
-    COUNT: tl.constexpr = HW * CPG
-    m = tl.sum(tl.where(same, tl.sum(v, 0)[:, None], 0.0), 0) / COUNT
-    v = v - m[None, :]
-    if not FULL:
-        v = tl.where(mask, v, 0.0)
-    variance = tl.sum(tl.where(same, tl.sum(v * v, 0)[:, None], 0.0), 0) / COUNT
-    r = 1.0 / tl.sqrt(variance + eps)
-    g = tl.load(gamma + c, mask=live, other=0.0).to(tl.float32)
+    cols, n = tl.arange(0, K), tl.program_id(1)
+    c, live = tl.program_id(0) * (GROUPS * CPG) + cols, cols < GROUPS * CPG
+    FULL: tl.constexpr = (GROUPS * CPG == K) and (HW % ROWS == 0)
+    source = x + n.to(tl.int64) * image_stride
+    pivot = tl.load(source + c, mask=live, other=0.0).to(tl.float32)  # sums of squares about it lose no digits
+    first, second = tl.zeros([ROWS, K], tl.float32), tl.zeros([ROWS, K], tl.float32)
+    for start in range(0, HW, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        mask = live[None, :] & (rows < HW)[:, None]
+        v = fetch(source + rows[:, None] * pixel_stride + c[None, :], mask, FULL)
+        v = only(mask, v - pivot[None, :], FULL)
+        first += v
+        second += v * v
+    total = tl.sum(first, 0)
+    moved = tl.load(shift + n * C + c, mask=live, other=0.0).to(tl.float32) if SHIFT else tl.zeros([K], tl.float32)
+    own = tl.where(live, pivot + moved + total / HW, 0.0)
+    mean = within_groups(own, CPG, K) / CPG
+    apart = tl.where(live, own - mean, 0.0)
+    squares = tl.sum(second, 0) - total * total / HW + HW * apart * apart
+    r = 1.0 / tl.sqrt(within_groups(squares, CPG, K) / (HW * CPG) + eps)
+    middle = mean - moved
+    scale = tl.load(gamma + c, mask=live, other=0.0).to(tl.float32) * r
     b = tl.load(beta + c, mask=live, other=0.0).to(tl.float32)
-    z = v * (r * g)[None, :] + b[None, :]
-    z = z * tl.sigmoid(z)
-    if P > 0:
-        z = tl.where(kept(tl.load(seed).to(tl.uint32), n * (HW * C) + at, P), z * (1.0 / (1.0 - P)), 0.0)
-    target = y + n.to(tl.int64) * (HW * C) + at
-    if FULL:
-        tl.store(target, z.to(y.dtype.element_ty))
-    else:
-        tl.store(target, z.to(y.dtype.element_ty), mask=mask)
-    tl.store(mean + n * C + c, m, mask=live)
+    for start in range(0, HW, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        mask = live[None, :] & (rows < HW)[:, None]
+        v = fetch(source + rows[:, None] * pixel_stride + c[None, :], mask, FULL)
+        z = (v - middle[None, :]) * scale[None, :] + b[None, :]
+        if SILU:
+            z = z * logistic(z, QUICK)
+        at = rows[:, None] * C + c[None, :]
+        if P > 0:
+            z = tl.where(kept(tl.load(seed).to(tl.uint32), n * (HW * C) + at, P), z * (1.0 / (1.0 - P)), 0.0)
+        put(y + n.to(tl.int64) * (HW * C) + at, z, mask, FULL)
+    tl.store(centre + n * C + c, middle, mask=live)
     tl.store(rstd + n * C + c, r, mask=live)
 
 
 @triton.jit
-def backward(
-    dy, x, shift, gamma, beta, seed, mean, rstd, dx, sums, dshift,
-    image_stride, pixel_stride, dy_image_stride, dy_pixel_stride, N,
-    HW: tl.constexpr, C: tl.constexpr, CPG: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
-    SHIFT: tl.constexpr, P: tl.constexpr,
+def inward(
+    dy, x, seed, n, rows, c, middle, r, g, b, mask, image_stride, pixel_stride, dy_image_stride, dy_pixel_stride,
+    HW: tl.constexpr, C: tl.constexpr, SILU: tl.constexpr, P: tl.constexpr, QUICK: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    chunk, n = tl.program_id(0), tl.program_id(1)
-    cols, rows = tl.arange(0, K), tl.arange(0, BLOCK)
-    c = chunk * (GROUPS * CPG) + cols
-    live = cols < GROUPS * CPG
-    mask = live[None, :] & (rows < HW)[:, None]
-    FULL: tl.constexpr = (GROUPS * CPG == K) and (BLOCK == HW)
-    at = rows[:, None] * C + c[None, :]
-    source = x + n.to(tl.int64) * image_stride + rows[:, None] * pixel_stride + c[None, :]
-    incoming = dy + n.to(tl.int64) * dy_image_stride + rows[:, None] * dy_pixel_stride + c[None, :]
-    h = tl.load(source).to(tl.float32) if FULL else tl.load(source, mask=mask, other=0.0).to(tl.float32)
-    d = tl.load(incoming).to(tl.float32) if FULL else tl.load(incoming, mask=mask, other=0.0).to(tl.float32)
-    m = tl.load(mean + n * C + c, mask=live, other=0.0)
-    r = tl.load(rstd + n * C + c, mask=live, other=0.0)
+    """Some rows of normalised values, and of the gradient with respect to gamma * values + beta."""
+    h = fetch(x + n.to(tl.int64) * image_stride + rows[:, None] * pixel_stride + c[None, :], mask, FULL)
+    d = fetch(dy + n.to(tl.int64) * dy_image_stride + rows[:, None] * dy_pixel_stride + c[None, :], mask, FULL)
+    h = only(mask, (h - middle[None, :]) * r[None, :], FULL)
+    if P > 0:
+        at = n * (HW * C) + rows[:, None] * C + c[None, :]
+        d = tl.where(kept(tl.load(seed).to(tl.uint32), at, P), d * (1.0 / (1.0 - P)), 0.0)
+    if SILU:
+        z = h * g[None, :] + b[None, :]
+        s = logistic(z, QUICK)
+        d = d * (s * (1.0 + z * (1.0 - s)))
+    return h, d
+
+
+@triton.jit
+def backward(
+    dy, x, gamma, beta, seed, centre, rstd, dx, sums, dshift,
+    image_stride, pixel_stride, dy_image_stride, dy_pixel_stride, N,
+    HW: tl.constexpr, C: tl.constexpr, CPG: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
+    SILU: tl.constexpr, P: tl.constexpr, QUICK: tl.constexpr,
+):  # fmt: skip
+    cols, n = tl.arange(0, K), tl.program_id(1)
+    c, live = tl.program_id(0) * (GROUPS * CPG) + cols, cols < GROUPS * CPG
+    FULL: tl.constexpr = (GROUPS * CPG == K) and (HW % ROWS == 0)
+    middle, r = tl.load(centre + n * C + c, mask=live, other=0.0), tl.load(rstd + n * C + c, mask=live, other=0.0)
     g = tl.load(gamma + c, mask=live, other=0.0).to(tl.float32)
     b = tl.load(beta + c, mask=live, other=0.0).to(tl.float32)
-    if SHIFT:
-        m = m - tl.load(shift + n * C + c, mask=live, other=0.0).to(tl.float32)
-    h = (h - m[None, :]) * r[None, :]
-    if not FULL:
-        h = tl.where(mask, h, 0.0)
-    z = h * g[None, :] + b[None, :]
-    s = tl.sigmoid(z)
-    if P > 0:
-        d = tl.where(kept(tl.load(seed).to(tl.uint32), n * (HW * C) + at, P), d * (1.0 / (1.0 - P)), 0.0)
-    d = d * (s * (1.0 + z * (1.0 - s)))
-    db, dg = tl.sum(d, 0), tl.sum(d * h, 0)
+    weighted, plain = tl.zeros([ROWS, K], tl.float32), tl.zeros([ROWS, K], tl.float32)
+    for start in range(0, HW, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        mask = live[None, :] & (rows < HW)[:, None]
+        h, d = inward(
+            dy, x, seed, n, rows, c, middle, r, g, b, mask, image_stride, pixel_stride, dy_image_stride, dy_pixel_stride,
+            HW, C, SILU, P, QUICK, FULL,
+        )  # fmt: skip
+        weighted += d * h
+        plain += d
+    dg, db = tl.sum(weighted, 0), tl.sum(plain, 0)
+    COUNT: tl.constexpr = HW * CPG
+    a1, a2 = within_groups(db * g, CPG, K) / COUNT, within_groups(dg * g, CPG, K) / COUNT
+    moved = tl.zeros([ROWS, K], tl.float32)
+    for start in range(0, HW, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        mask = live[None, :] & (rows < HW)[:, None]
+        h, d = inward(
+            dy, x, seed, n, rows, c, middle, r, g, b, mask, image_stride, pixel_stride, dy_image_stride, dy_pixel_stride,
+            HW, C, SILU, P, QUICK, FULL,
+        )  # fmt: skip
+        out = only(mask, (d * g[None, :] - a1[None, :] - h * a2[None, :]) * r[None, :], FULL)
+        put(dx + n.to(tl.int64) * (HW * C) + rows[:, None] * C + c[None, :], out, mask, FULL)
+        moved += out
     tl.store(sums + n * C + c, dg, mask=live)
     tl.store(sums + (N + n) * C + c, db, mask=live)
-    group = cols // CPG
-    same = (group[:, None] == group[None, :]) & live[:, None] & live[None, :]
-    COUNT: tl.constexpr = HW * CPG
-    a1 = tl.sum(tl.where(same, (db * g)[:, None], 0.0), 0) / COUNT
-    a2 = tl.sum(tl.where(same, (dg * g)[:, None], 0.0), 0) / COUNT
-    out = (d * g[None, :] - a1[None, :] - h * a2[None, :]) * r[None, :]
-    if not FULL:
-        out = tl.where(mask, out, 0.0)
-    target = dx + n.to(tl.int64) * (HW * C) + at
-    if FULL:
-        tl.store(target, out.to(dx.dtype.element_ty))
-    else:
-        tl.store(target, out.to(dx.dtype.element_ty), mask=mask)
-    if SHIFT:
-        tl.store(dshift + n * C + c, tl.sum(out, 0), mask=live)
+    tl.store(dshift + n * C + c, tl.sum(moved, 0), mask=live)

@@ -1,11 +1,10 @@
-"""GroupNorm, SiLU and dropout of channels-last images in one Triton kernel each way.
+"""GroupNorm, SiLU and dropout of channels-last images, fused.
 
     y = dropout(silu(group_norm(x + shift)))
 
-`shift` (N, C) is a time embedding and a convolution's bias, neither of which then needs a pass of its own. A program holds all
-pixels of a few groups of one image, so x is read once and y written once; backwards, x and dy are read and dx is written, and
-dropout's decisions are computed anew instead of kept. On one H200 the step of DDPM's U-Net spends less than half of the time
-on normalisation that torch.compile's kernels do (docs/speed.md).
+`shift` (N, C) is a time embedding and a convolution's bias, neither of which then needs a pass of its own. A program has some
+channels of an image, reads x once (large images: twice) and writes y; backwards, x and dy are read and dx is written. Dropout's
+decisions are computed anew backwards instead of kept. What this gains: docs/speed.md.
 """
 
 from typing import Any
@@ -17,137 +16,151 @@ from torch.nn import functional as F
 
 from noisewise.training.fast import kernels
 
-LARGEST = 65536  # values that a program may hold; larger images take torch's own kernels
-TILE = 8192  # values that it should hold
-EACH = {"forward": 64, "backward": 32}  # values a thread
+HELD = 1024  # pixels of an image that a program can keep
+EACH = {"forward": 64, "backward": 32}  # values a thread then has
+COLUMNS, VALUES, FEW = 32, 4096, 16  # otherwise: channels, values at a time, and values a thread
+QUICK = True  # off where there is no GPU: Triton's interpreter knows no instructions of one
 
 
-def _layout(x: Tensor, groups: int, which: str) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid, and what a program holds: as many groups as fit TILE without many empty columns."""
-    n, channels, height, width = x.shape
-    each, block = channels // groups, triton.next_power_of_2(height * width)
-    best: tuple[float, int, int] | None = None
-    for count in (count for count in range(1, groups + 1) if groups % count == 0):
-        columns = triton.next_power_of_2(count * each)
-        if best is not None and block * columns > TILE:
-            break
-        waste = columns / (count * each)
-        if best is None or waste <= 1.15 * best[0]:
-            best = (waste, count, columns)
-    assert best is not None
-    _, count, columns = best
-    warps = min(max(block * columns // (32 * EACH[which]), 1), 16)
-    sizes = {"HW": height * width, "C": channels, "CPG": each, "GROUPS": count, "K": columns, "BLOCK": block}
-    return (groups // count, n), {**sizes, "num_warps": warps}
+def _share(x: Tensor, groups: int, which: str) -> tuple[tuple[int, int], dict[str, int]]:
+    """The grid, and what a program takes on: groups that fill about so many columns. Sizes are those that measured best."""
+    n, channels, pixels = x.shape
+    per_group, block = channels // groups, triton.next_power_of_2(pixels)
+    held = pixels <= HELD and per_group & (per_group - 1) == 0
+    wanted = min(1 << (9 - (block.bit_length() - 1) // 2), 128) if held else COLUMNS
+    count, columns = _columns(groups, per_group, wanted)
+    rows = block if held else min(max(VALUES // columns, 1), block)
+    warps = min(max(rows * columns // (32 * (EACH[which] if held else FEW)), 1), 16)
+    sizes = {"HW": pixels, "C": channels, "CPG": per_group, "GROUPS": count, "K": columns, "ROWS": rows}
+    return (groups // count, n), {**sizes, "num_warps": warps, "QUICK": QUICK}
+
+
+def _columns(groups: int, per_group: int, wanted: int) -> tuple[int, int]:
+    """How many groups, and a power of two of columns for them: about `wanted`, few of them empty."""
+    best = (1, triton.next_power_of_2(per_group))
+    for count in range(2, groups + 1):
+        columns = triton.next_power_of_2(count * per_group)
+        if groups % count == 0 and columns <= wanted and columns / count <= 1.15 * best[1] / best[0]:
+            best = (count, columns)
+    return best
 
 
 def _pixel_rows(x: Tensor) -> Tensor:
-    """x if the channels of a pixel are neighbours and pixels evenly spaced (also as a part of more channels), else a copy."""
-    even = x.stride(1) == 1 and x.stride(2) == x.shape[3] * x.stride(3)
-    return x if even else x.contiguous(memory_format=torch.channels_last)
+    """x (N, C, pixels) if the channels of a pixel are neighbours, also as a part of more; else a copy where they are."""
+    return x if x.stride(1) == 1 else x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-@torch.library.custom_op("noisewise::norm_silu", mutates_args=())
-def _norm_silu(
-    x: Tensor, shift: Tensor | None, gamma: Tensor, beta: Tensor, seed: Tensor, groups: int, eps: float, p: float
+def _like(x: Tensor) -> Tensor:
+    n, channels, pixels = x.shape
+    return torch.empty(n, pixels, channels, dtype=x.dtype, device=x.device).transpose(1, 2)
+
+
+@torch.library.custom_op("noisewise::norm", mutates_args=())
+def _norm(
+    x: Tensor, shift: Tensor | None, gamma: Tensor, beta: Tensor, seed: Tensor, groups: int, eps: float, silu: bool, p: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     x = _pixel_rows(x)
-    y = torch.empty(x.shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
-    mean, rstd = (torch.empty(x.shape[:2], device=x.device) for _ in range(2))
-    grid, sizes = _layout(x, groups, "forward")
+    y = _like(x)
+    centre, rstd = (torch.empty(x.shape[:2], device=x.device) for _ in range(2))
     given = x if shift is None else shift.contiguous()
+    grid, sizes = _share(x, groups, "forward")
     kernels.forward[grid](
-        x, given, gamma, beta, seed, y, mean, rstd, x.stride(0), x.stride(3), eps, SHIFT=shift is not None, P=p, **sizes
+        x,
+        given,
+        gamma,
+        beta,
+        seed,
+        y,
+        centre,
+        rstd,
+        x.stride(0),
+        x.stride(2),
+        eps,
+        SHIFT=shift is not None,
+        SILU=silu,
+        P=p,
+        **sizes,
     )
-    return y, mean, rstd
+    return y, centre, rstd
 
 
-@_norm_silu.register_fake
+@_norm.register_fake
 def _(
-    x: Tensor, shift: Tensor | None, gamma: Tensor, beta: Tensor, seed: Tensor, groups: int, eps: float, p: float
+    x: Tensor, shift: Tensor | None, gamma: Tensor, beta: Tensor, seed: Tensor, groups: int, eps: float, silu: bool, p: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     statistics = gamma.new_empty(x.shape[:2], dtype=torch.float32)
-    return torch.empty_like(x, memory_format=torch.channels_last), statistics, torch.empty_like(statistics)
+    return _like(x), statistics, torch.empty_like(statistics)
 
 
-@torch.library.custom_op("noisewise::norm_silu_backward", mutates_args=())
-def _norm_silu_backward(
+@torch.library.custom_op("noisewise::norm_backward", mutates_args=())
+def _norm_backward(
     dy: Tensor,
     x: Tensor,
-    shift: Tensor | None,
     gamma: Tensor,
     beta: Tensor,
     seed: Tensor,
-    mean: Tensor,
+    centre: Tensor,
     rstd: Tensor,
     groups: int,
+    silu: bool,
     p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     x, dy = _pixel_rows(x), _pixel_rows(dy)
-    dx = torch.empty(x.shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
-    sums, dshift = mean.new_empty(2, *mean.shape), torch.empty_like(mean)
-    grid, sizes = _layout(x, groups, "backward")
-    given = x if shift is None else shift.contiguous()
-    strides = (x.stride(0), x.stride(3), dy.stride(0), dy.stride(3))
-    kernels.backward[grid](
-        dy, x, given, gamma, beta, seed, mean, rstd, dx, sums, dshift, *strides, len(x), SHIFT=shift is not None, P=p, **sizes
-    )
+    dx = _like(x)
+    sums, dshift = centre.new_empty(2, *centre.shape), torch.empty_like(centre)
+    grid, sizes = _share(x, groups, "backward")
+    strides = (x.stride(0), x.stride(2), dy.stride(0), dy.stride(2))
+    kernels.backward[grid](dy, x, gamma, beta, seed, centre, rstd, dx, sums, dshift, *strides, len(x), SILU=silu, P=p, **sizes)
     return dx, sums, dshift
 
 
-@_norm_silu_backward.register_fake
+@_norm_backward.register_fake
 def _(
     dy: Tensor,
     x: Tensor,
-    shift: Tensor | None,
     gamma: Tensor,
     beta: Tensor,
     seed: Tensor,
-    mean: Tensor,
+    centre: Tensor,
     rstd: Tensor,
     groups: int,
+    silu: bool,
     p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dx = torch.empty_like(x, memory_format=torch.channels_last)
-    return dx, mean.new_empty(2, *mean.shape), torch.empty_like(mean)
+    return _like(x), centre.new_empty(2, *centre.shape), torch.empty_like(centre)
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, shift, gamma, beta, seed, groups, _, p = inputs
-    ctx.save_for_backward(x, shift, gamma, beta, seed, *output[1:])
-    ctx.groups, ctx.p = groups, p
+    x, shift, gamma, beta, seed, groups, _, silu, p = inputs
+    ctx.save_for_backward(x, gamma, beta, seed, *output[1:])
+    ctx.shift = None if shift is None else shift.dtype
+    ctx.settings = (groups, silu, p)
 
 
 def _gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, shift, gamma, beta, seed, mean, rstd = ctx.saved_tensors
-    dx, sums, dshift = _norm_silu_backward(dy, x, shift, gamma, beta, seed, mean, rstd, ctx.groups, ctx.p)
+    x, gamma, beta, seed, centre, rstd = ctx.saved_tensors
+    dx, sums, dshift = _norm_backward(dy, x, gamma, beta, seed, centre, rstd, *ctx.settings)
     dgamma, dbeta = sums.sum(1).unbind(0)
-    return (
-        dx,
-        None if shift is None else dshift.to(shift.dtype),
-        dgamma.to(gamma.dtype),
-        dbeta.to(beta.dtype),
-        None,
-        None,
-        None,
-        None,
-    )
+    moved = None if ctx.shift is None else dshift.to(ctx.shift)
+    return dx, moved, dgamma.to(gamma.dtype), dbeta.to(beta.dtype), None, None, None, None, None
 
 
-_norm_silu.register_autograd(_gradients, setup_context=_keep_for_backward)
+_norm.register_autograd(_gradients, setup_context=_keep_for_backward)
 
 
-def group_norm_silu(x: Tensor, shift: Tensor | None, norm: nn.GroupNorm, dropout: float = 0.0) -> Tensor:
+def group_norm(x: Tensor, shift: Tensor | None, norm: nn.GroupNorm, silu: bool = True, dropout: float = 0.0) -> Tensor:
     """dropout(silu(norm(x + shift))), with `shift` (N, C) or None; under autocast x is first cast as a convolution would."""
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    pixels = triton.next_power_of_2(x.shape[2] * x.shape[3])
-    if x.device.type != "cuda" or pixels * triton.next_power_of_2(x.shape[1] // norm.num_groups) > LARGEST:
+    if x.device.type != "cuda":
         moved = x if shift is None else x + shift[:, :, None, None].to(x.dtype)
         # not norm(x): the forward of the module itself may be this function
-        return F.dropout(F.silu(F.group_norm(moved, norm.num_groups, norm.weight, norm.bias, norm.eps)), dropout)
+        y = F.group_norm(moved, norm.num_groups, norm.weight, norm.bias, norm.eps)
+        return F.dropout(F.silu(y) if silu else y, dropout)
     if dropout:
         seed = torch.randint(0, 2**31 - 1, (), device=x.device)
     else:
         seed = torch.zeros((), dtype=torch.int64, device=x.device)
-    return _norm_silu(x, shift, norm.weight, norm.bias, seed, norm.num_groups, norm.eps, dropout)[0]
+    pixels = x.flatten(2)
+    y = _norm(pixels, shift, norm.weight, norm.bias, seed, norm.num_groups, norm.eps, silu, dropout)[0]
+    return y.unflatten(2, x.shape[2:])
