@@ -8,6 +8,7 @@ from torch import Tensor
 
 from noisewise.evaluation.guidance import denoiser
 from noisewise.evaluation.noise import normals
+from noisewise.evaluation.replay import replayed
 from noisewise.evaluation.solvers import Solver, default_solver
 from noisewise.objective import Objective
 
@@ -31,7 +32,8 @@ def generate_batches(
     """Generate the images with these numbers, batch by batch, as (numbers, samples).
 
     Args:
-        model: called as model(x, time), or model(x, time, labels) if it knows classes.
+        model: called as model(x, time), or model(x, time, labels) if it knows classes; on CUDA the forward pass of a module is
+            recorded and replayed, see `noisewise.evaluation.replay`.
         objective: what it was trained to predict.
         shape: of one sample.
         images: the numbers of the images wanted.
@@ -49,16 +51,17 @@ def generate_batches(
         raise ValueError(f"batch must be >= 1, got {batch}")
     if label is not None and not 0 <= label < classes:
         raise ValueError(f"label {label} is not one of the model's {classes} classes (from 0)")
-    solver = solver or default_solver(objective.process)
+    solver, call = solver or default_solver(objective.process), replayed(model)
     for first in range(0, len(images), batch):
         numbers = torch.tensor(list(images[first : first + batch]), dtype=torch.int64)
+        here = numbers.to(device, non_blocking=True)  # or the host would wait for the batch before
         labels = None
         if classes:
-            labels = (numbers % classes if label is None else torch.full_like(numbers, label)).to(device)
-        estimate = denoiser(model, objective, labels, guidance=guidance, null_label=classes or None, interval=interval)
+            labels = here % classes if label is None else torch.full_like(here, label)
+        estimate = denoiser(call, objective, labels, guidance=guidance, null_label=classes or None, interval=interval)
 
-        def noise(draw: int, numbers: Tensor = numbers) -> Tensor:
-            return normals(seed, numbers, draw, shape, device)
+        def noise(draw: int, here: Tensor = here) -> Tensor:
+            return normals(seed, here, draw, shape)
 
         yield numbers, solver.generate(estimate, objective.process, noise, clip=clip)
 

@@ -51,20 +51,27 @@ def denoiser(
         here = None if labels is None else labels.to(x.device)
         inside = (u >= interval[0]) & (u <= interval[1])
         twice = guided and bool(inside.any())
-        u = u.to(x.device).expand(len(x))
+        u = _one_a_sample(u, x)
         inputs, time = objective.model_input(x, u).float(), objective.process.time(u)
         time = time.float() if time.is_floating_point() else time
         if twice and here is not None and null_label is not None:
             both = torch.cat([here, torch.full_like(here, null_label)])
             output = _tensor(ask(model, torch.cat([inputs, inputs]), torch.cat([time, time]), both), 2 * len(x), x)
             conditional, null = output.chunk(2)
-            strength = torch.where(inside, guidance, 1.0).to(x.device).expand(len(x))
+            strength = _one_a_sample(torch.where(inside, guidance, 1.0), x)
             output = null + over_samples(strength, x) * (conditional - null)
         else:
             output = _tensor(ask(model, inputs, time, here), len(x), x)
         return _x0(objective, output, x, u)
 
     return estimate
+
+
+def _one_a_sample(values: Tensor, x: Tensor) -> Tensor:
+    """On the device of x; a single value goes there with the kernel that writes it, since a copy would make the host wait."""
+    if values.ndim == 0 and values.device.type == "cpu" and x.device.type == "cuda":
+        return torch.full((len(x),), values.item(), dtype=values.dtype, device=x.device)
+    return values.to(x.device).expand(len(x))
 
 
 def _call(model: Any, x: Tensor, time: Tensor, labels: Tensor | None) -> Any:

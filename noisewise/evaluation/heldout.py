@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from noisewise.evaluation.noise import normals
+from noisewise.evaluation.replay import replayed
 from noisewise.feedback import preserved_random_state
 from noisewise.objective import Objective
 from noisewise.samplers.random import stream_key
@@ -57,7 +58,8 @@ def held_out_losses(
     """Evaluate a model, in evaluation mode, on the first images of `source`.
 
     Args:
-        model: called as model(x, time), or model(x, time, labels) if it knows classes.
+        model: called as model(x, time), or model(x, time, labels) if it knows classes; on CUDA the forward pass of a module is
+            recorded and replayed, see `noisewise.evaluation.replay`.
         objective: what it was trained to predict.
         source: held-out data.
         levels: how many noise levels, in the middle of equal intervals of u.
@@ -73,18 +75,21 @@ def held_out_losses(
             raise ValueError(f"{name} must be >= 1, got {value}")
     count = len(source) if images is None else min(images, len(source))
     u = (torch.arange(levels, dtype=torch.float64) + 0.5) / levels
-    sums = torch.zeros(2, levels, dtype=torch.float64)
+    call, at = replayed(model), u.float().to(device)
+    sums = torch.zeros(2, levels, dtype=torch.float64, device=device)  # there until the end: the host need not wait
     for first in range(0, count, batch):
         rows = np.arange(first, min(first + batch, count))
         values, labels = source.read(rows)
         x0 = decoded(source, values, rows.tolist(), seed ^ NOISE_SEED).to(device)
+        numbers = torch.from_numpy(rows).to(device)
         told = (labels.to(device),) if classes and labels is not None else ()
         for level in range(levels):
-            noise = normals(seed ^ NOISE_SEED, torch.from_numpy(rows), level, source.shape, device)
-            losses = objective.losses(model, x0, u[level].float().to(device).expand(len(x0)), noise, *told).double().cpu()
+            noise = normals(seed ^ NOISE_SEED, numbers, level, source.shape)
+            losses = objective.losses(call, x0, at[level].expand(len(x0)), noise, *told).double()
             sums[:, level] += torch.stack([losses.sum(), losses.square().sum()])
             if progress is not None:
                 progress(len(rows))
+    sums = sums.cpu()
     mean = sums[0] / count
     variance = (sums[1] / count - mean**2).clamp(min=0) * count / max(count - 1, 1)
     return HeldOut(u, mean, (variance / count).sqrt(), count)

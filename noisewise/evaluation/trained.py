@@ -1,5 +1,6 @@
 """A trained model, out of a run's folder: the averaged weights, ready to generate and to be evaluated."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from noisewise.evaluation.guidance import denoiser
+from noisewise.evaluation.replay import Replay
 from noisewise.evaluation.solvers import Denoise
 from noisewise.objective import Objective
 from noisewise.spec import build_process
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
+from noisewise.training.fast.fuse import fuse
 from noisewise.training.models import build_model, with_labels
 from noisewise.training.options import load_config
 from noisewise.training.state import load_module, load_named
@@ -56,7 +59,7 @@ def load_trained(
     device: torch.device | str = "cpu",
     tell: Callable[[str], None] = print,
 ) -> Trained:
-    """The model of a run.
+    """The model of a run; on CUDA with fused kernels where it can have them, and its forward pass recorded when it is repeated.
 
     Args:
         path: the run's folder, or one of its checkpoints.
@@ -85,7 +88,7 @@ def load_trained(
     load_module(model, found.tensors["model"], "model")
     if weights == "ema":  # by parameter: tied ones have two names in a state dict, and one average
         load_named(dict(model.named_parameters()), found.tensors["ema"], "ema")
-    model.to(device).eval().requires_grad_(False)
+    model = placed(model.eval().requires_grad_(False), shape, device)
     return Trained(
         config,
         path,
@@ -93,13 +96,27 @@ def load_trained(
         weights,
         checkpoint.digest_of(found.path, "ema" if weights == "ema" else "model"),
         model,
-        with_labels(model),
+        Replay(with_labels(model), model),
         Objective(build_process(config.process), config.prediction, config.loss),
         shape,
         classes,
         bool(about["image"]),
         about["latents"],
     )
+
+
+def placed(model: nn.Module, shape: tuple[int, ...], device: torch.device | str) -> nn.Module:
+    """A model in evaluation mode on its device; on CUDA with fewer, larger kernels, the same within rounding, if they run."""
+    if torch.device(device).type == "cuda":
+        fused = copy.deepcopy(model)
+        try:
+            if fuse(fused):
+                with torch.no_grad():
+                    with_labels(fused.to(device))(torch.zeros(1, *shape, device=device), torch.zeros(1, device=device), None)
+                return fused
+        except Exception:  # Triton builds kernels at their first call, and may find no compiler or too old a GPU
+            del fused
+    return model.to(device)
 
 
 def _found(folder: Path, step: int | None, tell: Callable[[str], None]) -> checkpoint.Checkpoint:

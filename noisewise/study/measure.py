@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -9,6 +10,8 @@ from noisewise.evaluation.distances import Network, choose_network, compare_imag
 from noisewise.evaluation.heldout import held_out_losses
 from noisewise.evaluation.pictures import save_grid
 from noisewise.evaluation.preprocess import to_uint8
+from noisewise.evaluation.reference import Reference
+from noisewise.evaluation.replay import Replay
 from noisewise.processes import DDPM
 from noisewise.study.outcome import Evaluation
 from noisewise.training.data import Source
@@ -26,7 +29,7 @@ def evaluate(run: Run, share: float, images: int, tell: Callable[[str], None] = 
     objective, test = trainer.objective, open_source(run.config, "test")
     with run.averaged():
         held_out = held_out_losses(
-            trainer.call,
+            Replay(trainer.call, trainer.network),
             objective,
             test,
             levels=LEVELS,
@@ -59,7 +62,9 @@ def draw(run: Run, samples: Tensor) -> str | None:
     return str(path.relative_to(run.folder.path))
 
 
-_NETWORKS: dict[tuple[str, tuple[int, ...], str], Network] = {}  # loading Inception takes seconds, and it is needed again
+# loading Inception takes seconds, as does telling by the data's fingerprint which statistics are theirs; both are needed again
+_NETWORKS: dict[tuple[str, tuple[int, ...], str], Network] = {}
+_REAL: WeakKeyDictionary[Source, Reference] = WeakKeyDictionary()
 
 
 def _network(source: Source, device: str) -> Network:
@@ -79,6 +84,7 @@ def distance_to_data(run: Run, samples: Tensor, tell: Callable[[str], None]) -> 
     except FileNotFoundError as error:
         tell(f"no FID: {error}")
         return None, None
-    real = real_statistics(source, network, device)
-    found = compare_images([to_uint8(samples)], real, network, device)
+    if source not in _REAL:
+        _REAL[source] = real_statistics(source, network, device)
+    found = compare_images([to_uint8(samples)], _REAL[source], network, device)
     return network.metric, float(found[network.metric])
