@@ -114,6 +114,8 @@ class Worker:
 
     def __init__(self, job: Job, share: Share) -> None:
         context = multiprocessing.get_context("forkserver")  # nobody forks a process that uses threads or a GPU
+        # some package asks on import whether there is a GPU: without this, no process forked after that could use one
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         context.set_forkserver_preload([*PRELOADED, *(name for name in IF_USED if name in sys.modules)])
         self.job, self.ended = job, False
         self.pipe, other = context.Pipe()
