@@ -47,6 +47,7 @@ def main() -> None:
     parts: dict[str, float] = defaultdict(float)
     trainer.arithmetic.call = timed(parts, "forward", trainer.arithmetic.call)
     trainer.accelerator.backward = timed(parts, "backward", trainer.accelerator.backward)
+    optimization.gradient_norm = timed(parts, "clip gradients", optimization.gradient_norm)
     optimization.clip_gradients = timed(parts, "clip gradients", optimization.clip_gradients)
     trainer.optimizer.step = timed(parts, "optimizer step", trainer.optimizer.step)
     trainer.batches.get = timed(parts, "data", trainer.batches.get)

@@ -1,0 +1,269 @@
+"""The field: every method under the same conditions, several runs at a time on one GPU, with curves that survive a cut.
+
+    python benchmarks/field.py --seeds 0,1 --json benchmarks/results/cifar10-v1-field.jsonl                       on a GPU
+    python benchmarks/field.py --preset digits --steps 20 --images 32 --methods uniform,min-snr --out out/tiny    on a CPU
+
+This is `noisewise compare --turns 1 --jobs WORKERS --budget STEPSit`: each run is a process of its own and an ordinary run
+folder in `--out`, and `noisewise report OUT` draws them. Besides:
+
+- methods have names (below); `--methods` takes names and specs, separated by commas;
+- evaluations are copied to `--json` as they are made, a row each: distance, held-out loss by noise level, density and objective
+  by level, steps a second, seconds, configuration, environment. A failed run leaves a row with its reason;
+- runs that a file of earlier rows (`--done`, and `--json` itself) shows at the end of their budget are not made again;
+- after `--limit-seconds` all runs save and end, which may take as long as an evaluation or a compilation; the same command goes
+  on with them while `--out` is there;
+- the statistics of the real images are made once, while the runs compile, not by each of them.
+
+Runs with several workers share the GPU: their iterations can be compared, their seconds cannot; rows say how many there were.
+A row belongs to a `session`, the moment at which `--out` was begun: a run that was cut, and made again in another folder, has
+rows of both. All settings of noisewise train can follow.
+"""
+
+import argparse
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rows import append
+
+from noisewise.evaluation.distances import choose_network, real_statistics
+from noisewise.spec import split_specs
+from noisewise.study.budget import with_budget
+from noisewise.study.compare import combinations, conduct, shares
+from noisewise.study.launch import Local
+from noisewise.study.outcome import Evaluation, Outcome, Plan, read_outcome
+from noisewise.training.config import Config
+from noisewise.training.folder import read_rows
+from noisewise.training.options import load_preset, plain
+from noisewise.training.parallel import make_accelerator
+from noisewise.training.parts import open_source
+from noisewise.training.signals import StopRequest
+
+REPAIRED = "paper_cifar10:normalise=true,floor=0.2,target=(vlb:clip=5)"
+METHODS = {
+    "uniform": "uniform",
+    "min-snr": "minsnr:gamma=5",
+    "p2": "p2",
+    "log-normal": "lognormal",
+    "speed-derived": "speed:k=5+change_aware",  # tau from the schedule
+    "speed-released": "speed:k=5,tau=700,mirror=true+change_aware",  # as the authors' code has it
+    "loss-moment": "loss_moment",  # importance weights by default
+    "loss-log-snr": "loss_adaptive",  # Kingma & Gao, importance weights by default
+    "gradient-variance": "gradient_variance",
+    "loss-weighted": "adaptive:estimator=loss,target=(minsnr:gamma=5),correction=none",  # the sampler is the weighting
+    "loss-weighted-unbiased": "adaptive:estimator=loss+minsnr:gamma=5",  # w / (T p): the objective stays Min-SNR
+    "adaptive-paper": "paper_cifar10",  # as published, but for paired noise
+    "adaptive-repaired": REPAIRED,
+    "adaptive-min-snr": f"{REPAIRED}+minsnr:gamma=5",
+    "adaptive-default": "adaptive",
+}
+COPIED = ("density_by_level", "objective_by_level", "effective_share")  # from the row of training before an evaluation
+PAUSE = 3.0  # seconds between two looks at the runs
+
+
+def main() -> None:
+    args, rest = options().parse_known_args()
+    config = with_budget(load_preset(args.preset, *rest), f"{args.steps}it")
+    named = chosen(args.methods)
+    schedules = split_specs(config.process if args.schedules is None else args.schedules)
+    configs = [
+        one
+        for seed in whole_numbers(args.seeds)
+        for one in combinations(replace(config, seed=seed), list(named.values()), schedules, 1, args.out)
+    ]
+    known = [row for path in (*args.done, args.json) if path is not None for row in read_rows(path)]
+    ended = {key(row) for row in known if row.get("share") == 1}
+    left = [one for one in configs if key(about(one, args.images)) not in ended]
+    print(f"{len(configs)} runs, {len(configs) - len(left)} of them in the files already")
+    if not left:
+        return
+    plan = Plan(config.name, next(iter(named.values())), f"{args.steps}it", shares(args.evaluate_at), args.images)
+    collector = Collector(left, args, {spec: name for name, spec in named.items()}, known)
+    threading.Thread(target=prepare, args=(config,), daemon=True).start()
+    with StopRequest() as stop:
+        timer = threading.Timer(args.limit_seconds or threading.TIMEOUT_MAX, request, (stop,))
+        timer.daemon = True
+        timer.start()
+        with collector:
+            conduct(plan, left, Local(turns=1, jobs=args.workers), stop=stop)
+        timer.cancel()
+    if stop.requested:
+        print(f"{stop.name}: all runs are saved, and the same command goes on")
+    print("\n" + table([*known, *collector.rows], plan.evaluate_at))
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--preset", default="cifar10-small")
+    parser.add_argument("--methods", default=",".join(METHODS), help="names and specs; default: all of " + ", ".join(METHODS))
+    parser.add_argument("--schedules", help="processes, separated by commas; default: that of the preset")
+    parser.add_argument("--seeds", default="0,1", help="in this order: all methods with the first, then with the next")
+    parser.add_argument("--steps", type=int, default=10000)
+    parser.add_argument("--evaluate-at", default="0.25,0.5,0.75,1", help="shares of the steps")
+    parser.add_argument("--images", type=int, default=5000, help="generated for each evaluation")
+    parser.add_argument("--workers", type=int, default=3, help="runs at the same time")
+    parser.add_argument("--limit-seconds", type=float, help="then save and end")
+    parser.add_argument("--out", type=Path, default=Path("out/field"), help="the folder of the runs")
+    parser.add_argument("--json", type=Path, help="append a row for each evaluation to this file")
+    parser.add_argument("--done", type=Path, action="append", default=[], help="rows of earlier sessions; may be repeated")
+    return parser
+
+
+def chosen(text: str) -> dict[str, str]:
+    """Names with their specs; what is no name is a spec and stands for itself."""
+    return {one: METHODS.get(one, one) for one in split_specs(text)}
+
+
+def whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--seeds {text!r}: give whole numbers separated by commas, as in 0,1") from None
+
+
+def request(stop: StopRequest) -> None:
+    stop.name = stop.name or "--limit-seconds"
+
+
+def prepare(config: Config) -> None:
+    """Statistics of the real images into the cache, where every run will look for them."""
+    source, device = open_source(config), make_accelerator(config).device
+    if source.image:
+        try:
+            real_statistics(source, choose_network(source, device), device)
+        except FileNotFoundError as error:
+            print(f"no FID: {error}")
+
+
+def about(config: Config, images: int) -> dict[str, Any]:
+    """What tells a run from others, whichever session it was made in."""
+    names = ("name", "process", "prediction", "sampler", "seed", "steps")
+    return {**{name: getattr(config, name) for name in names}, "images": images}
+
+
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """The same as something to look up."""
+    return tuple(row.get(name) for name in ("name", "process", "prediction", "sampler", "seed", "steps", "images"))
+
+
+# Rows -------------------------------------------------------------------------------------------------------------------
+
+
+class Collector:
+    """Copies what the runs leave in their folders into rows, while they work."""
+
+    def __init__(
+        self, configs: list[Config], args: argparse.Namespace, names: dict[str, str], known: list[dict[str, Any]]
+    ) -> None:
+        self.configs, self.args, self.names = configs, args, names
+        self.session = session_of(args.out)
+        self.rows: list[dict[str, Any]] = []
+        self._known = {self._label(row) for row in known}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "Collector":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self.look()
+
+    def _watch(self) -> None:
+        while not self._over.wait(PAUSE):
+            self.look()
+
+    def look(self) -> None:
+        """Write down what is new."""
+        for config in self.configs:
+            folder = Path(config.out or "")
+            if not (folder / "config.yaml").is_file():
+                continue
+            try:
+                found = rows_of(read_outcome(folder))
+            except (ValueError, FileNotFoundError):  # just being written
+                continue
+            for row in found:
+                self._add({"method": self.names[config.sampler], **about(config, self.args.images), **row})
+
+    def _add(self, row: dict[str, Any]) -> None:
+        row |= {"session": self.session, "workers": self.args.workers}
+        if self._label(row) in self._known:
+            return
+        self._known.add(self._label(row))
+        self.rows.append(row)
+        print(line(row), flush=True)
+        if self.args.json:
+            append(self.args.json, row)
+
+    @staticmethod
+    def _label(row: dict[str, Any]) -> tuple[Any, ...]:
+        return (*key(row), row.get("session"), row.get("share"), row.get("failed"))
+
+
+def session_of(out: Path) -> str:
+    """When the folder was begun, in UTC."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "session"
+    if not file.exists():
+        file.write_text(datetime.now(UTC).isoformat(timespec="seconds"))
+    return file.read_text()
+
+
+def rows_of(outcome: Outcome) -> list[dict[str, Any]]:
+    """A row for each evaluation, and one for a failure."""
+    training = outcome.metrics()
+    settings = {"config": plain(outcome.config), "environment": outcome.environment()}
+    rows = [{**evaluation_row(one, training), **settings} for one in outcome.evaluations]
+    if outcome.status == "failed" and outcome.failure is not None:
+        rows.append({"failed": outcome.failure.message, "step": outcome.failure.step, "log": outcome.failure.log, **settings})
+    return rows
+
+
+def evaluation_row(one: Evaluation, training: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """An evaluation with its mean loss, its speed, and what the last row of training before it says of the draws."""
+    before = [row for row in training if row["step"] <= one.step]
+    drawn = {name: before[-1].get(name) for name in COPIED} if before else {}
+    row = {name: value for name, value in one.row().items() if name not in ("kind", "picture")}
+    speed = round(one.step / one.seconds, 3) if one.seconds else None
+    return {**row, "loss": one.loss, "steps_per_second": speed, **drawn}
+
+
+# Words ------------------------------------------------------------------------------------------------------------------
+
+
+def line(row: dict[str, Any]) -> str:
+    name = f"{time.strftime('%H:%M:%S')}  {row['process']} {row['method']:24s} seed {row['seed']}"
+    if "failed" in row:
+        return f"{name}  failed: {row['failed']}"
+    value = f"{row['metric']} {row['distance']:8.3f}" if row["distance"] is not None else ""
+    return f"{name}  {row['share']:4.0%}  {value}  loss {row['loss']:.5f}  {row['steps_per_second']} it/s"
+
+
+def table(rows: list[dict[str, Any]], at: tuple[float, ...]) -> str:
+    """The distance at each share of the steps, a line for each run, from its newest session; lowest end first."""
+    curves: dict[tuple[Any, ...], dict[float, float]] = {}
+    names: dict[tuple[Any, ...], str] = {}
+    for row in sorted((row for row in rows if "share" in row), key=lambda row: row["session"]):
+        value = row["loss"] if row["distance"] is None else row["distance"]
+        curves.setdefault(key(row), {})[row["share"]] = value
+        names[key(row)] = f"{row['process']:10s} {row['method']:24s} seed {row['seed']} {row['steps']:7d} steps"
+    ordered = sorted(curves, key=lambda one: (one[:3], curves[one].get(1, float("inf"))))
+    cells = {one: [f"{curves[one][share]:9.3f}" if share in curves[one] else f"{'-':>9s}" for share in at] for one in ordered}
+    heading = " " * len(next(iter(names.values()), "")) + "".join(f"{share:>9.0%}" for share in at)
+    return "\n".join([heading, *(names[one] + "".join(cells[one]) for one in ordered)])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, FileNotFoundError) as error:
+        raise SystemExit(f"field.py: {error}") from error

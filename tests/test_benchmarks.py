@@ -1,0 +1,161 @@
+"""The parts of benchmarks/ whose mistakes would not show in their output."""
+
+import argparse
+import importlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, build
+from noisewise.spec import SpecError
+from noisewise.training.config import EMAConfig
+from noisewise.training.run import Run
+from tests.study.made import curve, planted
+from tests.training.tiny import tiny
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    """Imports a script as if it were run from its folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module
+
+
+# strata -----------------------------------------------------------------------------------------------------------------
+
+
+def test_half_of_the_mass_goes_to_one_stratum_and_the_other_half_everywhere(benchmark):
+    sampler = benchmark("strata").sampler_of(DDPM.linear(), 3, strata=10, share=0.5, seed=0)
+    u = (torch.arange(1000) + 0.5) / 1000
+    inside = (u >= 0.3) & (u < 0.4)
+    torch.testing.assert_close(sampler.density(u), torch.where(inside, 5.5, 0.5))
+    draw = sampler.sample(4000)
+    assert bool((draw.weight == 1).all())
+    assert abs(float(((draw.u >= 0.3) & (draw.u < 0.4)).float().mean()) - 0.55) < 0.03
+
+
+def test_branches_of_one_seed_turn_the_same_uniform_numbers_into_draws(benchmark):
+    make = benchmark("strata").sampler_of
+    uniform, stratum = (make(DDPM.linear(), k, 4, 0.5, seed=7) for k in (None, 0))
+    v, u = uniform.sample(500).u, stratum.sample(500).u
+    torch.testing.assert_close(u, stratum.quantile(v))
+
+
+@pytest.fixture
+def started(tmp_path):
+    """A run at its end."""
+    run = Run(tiny(steps=6, out=str(tmp_path / "start"), ema=EMAConfig(decay=0.9, ramp=True)))
+    for _ in run.advance():
+        pass
+    yield run
+    run.close()
+
+
+def test_uniform_with_the_first_seed_is_how_training_goes_on_and_a_branch_leaves_no_trace(benchmark, started):
+    strata, trainer = benchmark("strata"), started.trainer
+    args = argparse.Namespace(branch_steps=strata.MEMORY, strata=4, share=0.5, images=8, held_out_images=8)
+    before = strata.digest(trainer)
+    rows = {name: strata.branch(started, args, name, 0) for name in ("uniform", "stratum 0", "start, average")}
+    assert strata.digest(trainer) == before
+    assert strata.branch(started, args, "uniform", 0)["held_out"] == rows["uniform"]["held_out"]
+    assert strata.branch(started, args, "uniform", 1)["held_out"] != rows["uniform"]["held_out"]
+    assert rows["start, average"]["held_out"] == strata.measure(started, 8, 8)["held_out"]
+    for _ in range(args.branch_steps):
+        trainer.training_step()
+    trainer.ema.blend(1.0)  # the average of so short a branch is its last weights
+    expected = strata.measure(started, 8, 8)
+    assert (rows["uniform"]["held_out"], rows["uniform"]["distance"]) == (expected["held_out"], expected["distance"])
+    assert rows["stratum 0"]["held_out"] != expected["held_out"]
+
+
+def branch_row(branch, seed, distance, **targets):
+    stratum = int(branch.split()[1]) if branch.startswith("stratum") else None
+    return {"branch": branch, "seed": seed, "stratum": stratum, "distance": distance, "targets": targets}
+
+
+def test_gains_are_against_uniform_with_the_same_seed_and_averaged_over_seeds(benchmark):
+    rows = [
+        branch_row("uniform", 0, 50.0, plain=1.0),
+        branch_row("uniform", 1, 80.0, plain=2.0),
+        branch_row("stratum 2", 0, 25.0, plain=1.0),
+        branch_row("stratum 2", 1, 80.0, plain=1.0),
+        branch_row("start, average", 0, 99.0, plain=9.0),
+    ]
+    assert benchmark("strata").gains(rows) == {2: {"distance": math.log(2) / 2, "plain": math.log(2) / 2}}
+
+
+def test_the_target_that_orders_strata_as_pictures_do_is_found(benchmark):
+    strata = benchmark("strata")
+    rows = [branch_row("uniform", 0, 50.0, good=1.0, bad=1.0)]
+    rows += [branch_row(f"stratum {k}", 0, 40.0 + 5 * k, good=0.9 + k**3, bad=2.0 - k / 9) for k in range(5)]
+    assert strata.correlations(strata.gains(rows)) == pytest.approx({"good": 1.0, "bad": -1.0})
+    assert "1.00" in strata.table(rows, 5).splitlines()[-1]
+
+
+def test_a_plan_that_is_cut_short_has_the_noise_and_whole_sets_of_strata_first(benchmark):
+    plan = list(benchmark("strata").plan(strata=2, seeds=3, stratum_seeds=2))
+    assert [name for name, _ in plan[:5]] == ["start, average", "start, last weights", *["uniform"] * 3]
+    assert plan[5:] == [("stratum 0", 0), ("stratum 1", 0), ("stratum 0", 1), ("stratum 1", 1)]
+
+
+# field ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "quadratic"])
+def test_every_method_of_the_field_builds(benchmark, schedule):
+    methods = benchmark("field").METHODS
+    for spec in methods.values():
+        build(spec, PROCESSES[schedule]())
+    assert len(set(methods.values())) == len(methods)
+
+
+def test_a_name_of_the_field_never_hides_a_spec_that_means_something_else(benchmark):
+    field = benchmark("field")
+    hidden = {name for name in field.METHODS if name in {*SAMPLERS, *WEIGHTINGS}}
+    assert all(field.METHODS[name] == name for name in hidden)
+    assert field.chosen("min-snr,adaptive:floor=0.5,every=20") == {
+        "min-snr": "minsnr:gamma=5",
+        "adaptive:floor=0.5,every=20": "adaptive:floor=0.5,every=20",
+    }
+    with pytest.raises(SpecError, match="did you mean"):
+        build(field.chosen("min_snr")["min_snr"], DDPM.linear())
+
+
+def test_rows_are_collected_once_and_say_what_was_drawn_and_what_failed(benchmark, tmp_path):
+    field = benchmark("field")
+    made = planted(
+        tmp_path / "out",
+        {("linear", "lognormal", 0): curve(60.0, 40.0)},
+        failures={("linear", "p2", 0): "out of memory"},
+    )
+    configs = [outcome.config for outcome in made.outcomes]
+    args = argparse.Namespace(out=tmp_path / "out", json=tmp_path / "rows.jsonl", images=100, workers=3)
+    names = {"lognormal": "log-normal", "p2": "p2"}
+    for _ in range(2):  # the second finds nothing new
+        known = [json.loads(line) for line in args.json.read_text().splitlines()] if args.json.exists() else []
+        with field.Collector(configs, args, names, known):
+            pass
+    half, end, failed = [json.loads(line) for line in args.json.read_text().splitlines()]
+    assert [(row["method"], row["share"], row["distance"]) for row in (half, end)] == [
+        ("log-normal", 0.5, 60.0),
+        ("log-normal", 1.0, 40.0),
+    ]
+    assert half["density_by_level"][0] < end["density_by_level"][0]  # of its own time
+    assert end["steps_per_second"] == 100.0
+    assert (failed["method"], failed["failed"]) == ("p2", "out of memory")
+    assert field.key(end) == field.key(field.about(configs[0], 100))
+    assert field.key(failed) != field.key(end)
+
+
+def test_published_rows_name_no_places_and_hold_no_nan(benchmark):
+    row = {"a": ["--out", "/somewhere/else/name", "--json=/there/x.jsonl", "data/cifar10"], "b": {"c": (1.5, math.nan)}}
+    assert benchmark("rows").publishable(row) == {
+        "a": ["--out", "name", "--json=x.jsonl", "data/cifar10"],
+        "b": {"c": [1.5, None]},
+    }
