@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from noisewise.study.analysis.trial import rewound
 from noisewise.training import checkpoint
 from noisewise.training.fast import GraphedStep
 from noisewise.training.models.unet import UNet
@@ -174,6 +175,22 @@ def test_the_first_steps_are_the_same_to_many_digits(accumulation, uncompiled):
     values = [float(one.guard.loss_sum) for one in made]
     assert values[0] == pytest.approx(values[1], rel=1e-3)
     assert made[0].arithmetic.ready
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_a_branch_that_is_taken_back_trains_as_on_the_plain_path(accumulation, uncompiled):
+    ends = []
+    for fast in ("auto", "never"):
+        made = trainer("--precision=fp32", f"--accumulation={accumulation}", f"--fast={fast}")
+        made.warm_up()
+        made.training_step()
+        before = [value.detach().clone() for value in made.parameters]
+        with rewound(made):  # which hides the gradients that a graph adds to
+            for _ in range(3):
+                made.training_step()
+            ends.append(torch.cat([(value - old).flatten() for value, old in zip(made.parameters, before, strict=True)]))
+        assert all(torch.equal(value, old) for value, old in zip(made.parameters, before, strict=True))
+    assert float((ends[0] - ends[1]).norm() / ends[1].norm()) < 0.05
 
 
 def test_recorded_steps_do_not_wait_for_the_device(uncompiled):

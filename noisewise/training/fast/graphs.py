@@ -48,6 +48,7 @@ class GraphedStep(Step):
         self.network.train()
         with self._state_put_back():
             self.run_gradients, self.run_update = self._recorded() if record else (self._gradients, self._update)
+        self.gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         self.micro, self.ready = 0, True
 
     def _compiled(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
@@ -109,12 +110,18 @@ class GraphedStep(Step):
             return
         if isinstance(self.blend, Tensor):
             self.blend.fill_(1 - self.ema.decay())
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if self.config.accumulation > 1 and gradients:  # otherwise each replay writes them anew
-            torch._foreach_zero_(gradients)
+        if self.config.accumulation > 1:  # otherwise each replay writes them anew
+            self._zero_gradients()
         if self.running_buffers:
             torch._foreach_copy_(self.buffers_before, self.running_buffers)
         self.micro = 0
+
+    def _zero_gradients(self) -> None:
+        """Also where the graph adds to them while the parameters do not show them (`set_aside_gradients`)."""
+        shown = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        every = {id(gradient): gradient for gradient in (*self.gradients, *shown)}
+        if every:
+            torch._foreach_zero_(list(every.values()))
 
     def backward(self, x0: Tensor, labels: Tensor | None, draw: Draw, last: bool = True) -> Tensor:
         if not self.ready:
