@@ -1,6 +1,5 @@
 """A trained model, out of a run's folder: the averaged weights, ready to generate and to be evaluated."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from noisewise.objective import Objective
 from noisewise.spec import build_process
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
-from noisewise.training.fast.fuse import fuse
+from noisewise.training.fast.fuse import fuse, unfuse
 from noisewise.training.models import build_model, with_labels
 from noisewise.training.options import load_config
 from noisewise.training.state import load_module, load_named
@@ -88,7 +87,7 @@ def load_trained(
     load_module(model, found.tensors["model"], "model")
     if weights == "ema":  # by parameter: tied ones have two names in a state dict, and one average
         load_named(dict(model.named_parameters()), found.tensors["ema"], "ema")
-    model = placed(model.eval().requires_grad_(False), shape, device)
+    model = placed(model.eval().requires_grad_(False), shape, classes, device)
     return Trained(
         config,
         path,
@@ -105,18 +104,17 @@ def load_trained(
     )
 
 
-def placed(model: nn.Module, shape: tuple[int, ...], device: torch.device | str) -> nn.Module:
+def placed(model: nn.Module, shape: tuple[int, ...], classes: int, device: torch.device | str) -> nn.Module:
     """A model in evaluation mode on its device; on CUDA with fewer, larger kernels, the same within rounding, if they run."""
-    if torch.device(device).type == "cuda":
-        fused = copy.deepcopy(model)
+    model.to(device)
+    if torch.device(device).type == "cuda" and fuse(model):
         try:
-            if fuse(fused):
-                with torch.no_grad():
-                    with_labels(fused.to(device))(torch.zeros(1, *shape, device=device), torch.zeros(1, device=device), None)
-                return fused
+            label = torch.zeros(1, dtype=torch.int64, device=device) if classes else None
+            with torch.no_grad():
+                with_labels(model)(torch.zeros(1, *shape, device=device), torch.zeros(1, device=device), label)
         except Exception:  # Triton builds kernels at their first call, and may find no compiler or too old a GPU
-            del fused
-    return model.to(device)
+            unfuse(model)
+    return model
 
 
 def _found(folder: Path, step: int | None, tell: Callable[[str], None]) -> checkpoint.Checkpoint:

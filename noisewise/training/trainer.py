@@ -24,7 +24,7 @@ from noisewise.training.config import Config
 from noisewise.training.data import Batches
 from noisewise.training.ema import EMA
 from noisewise.training.fast import GraphedStep, why_not
-from noisewise.training.fast.fuse import fuse
+from noisewise.training.fast.fuse import fuse, unfuse
 from noisewise.training.guard import Guard
 from noisewise.training.memory import keep_freed_memory
 from noisewise.training.parallel import spread
@@ -190,6 +190,7 @@ class Trainer:
         except Exception as error:
             if self.config.fast == "always":
                 raise
+            unfuse(self.model)  # our kernels may be what does not run
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             self.tell(f"the plain path, not the fast one: the step cannot be recorded ({first})")
 

@@ -273,10 +273,22 @@ def test_a_recorded_network_gives_the_same_features():
 
 
 def test_a_placed_model_is_fused_and_the_same_within_rounding():
-    model = unet().cpu()
+    model = unet()
     with full_float32():
-        found = plain(placed(model, SHAPE, "cuda"), *inputs())
-        expected = plain(model.cuda(), *inputs())
+        expected = plain(model, *inputs())
+        found = plain(placed(model, SHAPE, 0, "cuda"), *inputs())
+        assert not torch.equal(found, expected)  # other kernels
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_where_our_kernels_do_not_run_a_placed_model_is_the_plain_one(monkeypatch):
+    from noisewise.training.fast import kernels
+
+    monkeypatch.setattr(kernels, "forward", None)
+    model = unet()
+    with full_float32():
+        expected = plain(model, *inputs())
+        found = plain(placed(model, SHAPE, 0, "cuda"), *inputs())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -11,6 +11,8 @@ from noisewise.training import trainer as training
 from noisewise.training.config import EMAConfig, ModelConfig, OptimizerConfig
 from noisewise.training.ema import EMA
 from noisewise.training.fast import GraphedStep, why_not
+from noisewise.training.fast.fuse import fuse, unfuse
+from noisewise.training.models.unet import UNet
 from noisewise.training.optimizer import make_optimizer, set_learning_rate
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.run import train
@@ -219,3 +221,17 @@ def test_hooks_and_fp16_and_processes_stand_in_the_way(monkeypatch):
     Accelerated.scaler = None
     model[0].register_forward_hook(lambda *_: None)
     assert why_not(tiny(), Accelerated(), model) == "the model has hooks (on 0), which a graph would not call"
+
+
+def test_a_fused_unet_is_the_plain_one_again_when_that_is_taken_back():
+    pytest.importorskip("triton")
+    torch.manual_seed(0)
+    model = UNet((3, 8, 8), channels=32, multipliers=(1, 2), blocks=1, attention=(4,), dropout=0.0, zero_init=False)
+    x, time = torch.randn(2, 3, 8, 8), torch.tensor([3, 700])
+    expected, plain = model(x, time), [module.forward.__qualname__ for module in model.modules()]
+    assert fuse(model) == 8
+    torch.testing.assert_close(model(x, time), expected, rtol=1e-4, atol=1e-5)
+    assert [module.forward.__qualname__ for module in model.modules()] != plain
+    unfuse(model)
+    assert [module.forward.__qualname__ for module in model.modules()] == plain
+    torch.testing.assert_close(model(x, time), expected, rtol=1e-4, atol=1e-5)

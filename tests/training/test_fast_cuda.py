@@ -271,6 +271,19 @@ def test_a_model_that_waits_for_the_device_trains_on_the_plain_path_and_the_user
     assert told[-1].startswith("the plain path, not the fast one: the step cannot be recorded (")
 
 
+def test_where_our_kernels_do_not_run_the_plain_path_is_without_them(uncompiled, monkeypatch):
+    from noisewise.training.fast import kernels
+
+    monkeypatch.setattr(kernels, "forward", None)
+    told: list[str] = []
+    made = trainer("--steps=5", told=told)
+    for _ in made.run():
+        pass
+    assert made.step == 5
+    assert not made.arithmetic.ready
+    assert "the plain path" in told[-1]
+
+
 def test_a_recording_that_fails_half_way_does_not_break_the_generator(uncompiled, monkeypatch):
     from noisewise.training.fast import graphs
 
