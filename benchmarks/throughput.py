@@ -43,7 +43,7 @@ PATHS = {
     "script, bf16": "the same under autocast",
     "plain": "this trainer, bf16, step by step",
     "plain, compiled": "the same with torch.compile",
-    "graphs": "compiled and recorded, without our kernels",
+    "graphs": "compiled and recorded, without our kernels in the network",
     "fast": "compiled, recorded, with our kernels: what noisewise train does",
     "fast, adaptive": "the same with the adaptive sampler",
     "fast, any kernel": "fast, with cuDNN choosing kernels by trial, also such as add in no fixed order",

@@ -37,7 +37,19 @@ from noisewise.training.models import MODELS, build_model
 from noisewise.training.options import PRESETS, load_preset, plain, preset_names
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ["training", "data", "models", "checkpoints", "generating", "evaluating", "fid", "comparing", "analyzing", "reports"]
+PAGES = [
+    "training",
+    "data",
+    "models",
+    "checkpoints",
+    "speed",
+    "generating",
+    "evaluating",
+    "fid",
+    "comparing",
+    "analyzing",
+    "reports",
+]
 NOISEWISE = re.compile(r"(?:python -m )?noisewise ")
 TINY = ["--batch=8", "--device=cpu", "--precision=fp32", "--log.samples=4", "--log.sample_steps=3"]
 SMALL = [*TINY, "--budget=2it", "--model.options.channels=8"]

@@ -184,7 +184,7 @@ class Trainer:
         self._wait()
 
     def _record(self, arithmetic: GraphedStep) -> None:
-        self.tell("compiling and recording the training step: about a minute, less the next time")
+        self.tell("compiling and recording the training step: up to two minutes, less the next time")
         try:
             arithmetic.capture(self.parts.source.shape, self.parts.classes)
         except Exception as error:
