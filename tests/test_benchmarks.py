@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 
 from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, build
 from noisewise.spec import SpecError
+from noisewise.study.outcome import read_comparison
+from noisewise.study.report.page import write_report
 from noisewise.training.config import EMAConfig
 from noisewise.training.run import Run
 from tests.study.made import curve, planted
@@ -159,3 +162,33 @@ def test_published_rows_name_no_places_and_hold_no_nan(benchmark):
         "a": ["--out", "name", "--json=x.jsonl", "data/cifar10"],
         "b": {"c": [1.5, None]},
     }
+
+
+# rebuild ----------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_rebuilt_from_rows_are_those_that_the_rows_came_from(benchmark, tmp_path, monkeypatch):
+    made = planted(
+        tmp_path / "out",
+        {("linear", "uniform", 0): curve(70.0, 50.0), ("linear", "lognormal", 0): curve(60.0, 40.0)},
+        failures={("linear", "p2", 0): "out of memory"},
+    )
+    args = argparse.Namespace(out=tmp_path / "out", json=tmp_path / "rows.jsonl", images=100, workers=3)
+    names = {name: name for name in ("uniform", "lognormal", "p2")}
+    with benchmark("field").Collector([outcome.config for outcome in made.outcomes], args, names, []):
+        pass
+    cut = {**json.loads(args.json.read_text().splitlines()[0]), "session": "a later one", "distance": 1.0}
+    args.json.write_text(args.json.read_text() + json.dumps(cut) + "\n")  # of a session that did not get as far
+    monkeypatch.setattr("sys.argv", ["rebuild.py", str(args.json), "--out", str(tmp_path / "again")])
+    benchmark("rebuild").main()
+    again = read_comparison(tmp_path / "again")
+    assert again.plan.evaluate_at == (0.5, 1.0)
+    assert [outcome.status for outcome in again.outcomes] == [outcome.status for outcome in made.outcomes]
+    for old, new in zip(made.outcomes, again.outcomes, strict=True):
+        assert (new.sampler, new.seed, new.failure and new.failure.message) == (
+            old.sampler,
+            old.seed,
+            old.failure and old.failure.message,
+        )
+        assert [replace(one, picture=None) for one in old.evaluations] == new.evaluations
+    assert write_report(tmp_path / "again", None).is_file()

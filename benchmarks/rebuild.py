@@ -1,0 +1,75 @@
+"""Run folders out of rows of benchmarks/field.py, for noisewise report: the folders themselves are lost with a lent machine.
+
+    python benchmarks/rebuild.py benchmarks/results/cifar10-v1-field.jsonl --out out/field
+    noisewise report out/field --figures out/figures
+
+A run that several sessions have begun is that of the session which got farthest, the newest of them. Rows have what evaluations
+found and what the sampler drew at that moment; curves of training between evaluations, and pictures, are not there.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from noisewise.study.outcome import FAILURE, Plan
+from noisewise.training.folder import read_rows
+
+TRAINING = ("step", "seconds", "steps_per_second", "density_by_level", "objective_by_level", "effective_share")
+ASKED = ("name", "process", "prediction", "sampler", "seed", "steps", "images")  # what tells a run from others
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", type=Path, nargs="+")
+    parser.add_argument("--baseline", default="uniform", help="the sampler that others are compared with")
+    parser.add_argument("--out", type=Path, required=True, help="a new folder")
+    args = parser.parse_args()
+    if args.out.exists():
+        raise ValueError(f"--out {args.out} exists: give a new folder")
+    runs = best_sessions([row for path in args.rows for row in read_rows(path)])
+    if not runs:
+        raise ValueError("the files have no rows")
+    names = [write_run(args.out / "runs", run) for run in runs]
+    some = next(row for run in runs for row in run)
+    shares = sorted({row["share"] for run in runs for row in run if "share" in row} | {1.0})
+    Plan(some["name"], args.baseline, f"{some['steps']}it", tuple(shares), some["images"], tuple(names)).write(args.out)
+    print(f"{len(names)} runs in {args.out}")
+
+
+def best_sessions(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The rows of each run, of one session, in the order in which runs first appear."""
+    runs: dict[tuple[Any, ...], dict[str, list[dict[str, Any]]]] = {}
+    for row in rows:
+        runs.setdefault(tuple(row[name] for name in ASKED), {}).setdefault(row["session"], []).append(row)
+
+    def reached(found: tuple[str, list[dict[str, Any]]]) -> tuple[float, str]:
+        return max((row.get("share", 0.0) for row in found[1]), default=0.0), found[0]
+
+    return [max(sessions.items(), key=reached)[1] for sessions in runs.values()]
+
+
+def write_run(folder: Path, rows: list[dict[str, Any]]) -> str:
+    """A run's folder; returns its name."""
+    first = rows[0]
+    name = Path(first["config"]["out"]).name
+    run = folder / name
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(json.dumps(first["config"]))  # JSON is YAML
+    (run / "environment.jsonl").write_text(json.dumps(first["environment"]) + "\n")
+    with (run / "metrics.jsonl").open("w") as file:
+        for row in sorted((row for row in rows if "share" in row), key=lambda row: row["share"]):
+            file.write(json.dumps({key: row[key] for key in TRAINING if key in row}) + "\n")
+            file.write(json.dumps({**row, "kind": "evaluation"}) + "\n")
+    for row in rows:
+        if "failed" in row:
+            failure = {"message": row["failed"], "step": row["step"], "log": row.get("log", "")}
+            (run / FAILURE).write_text(json.dumps(failure) + "\n")
+    return name
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, FileNotFoundError) as error:
+        raise SystemExit(f"rebuild.py: {error}") from error
