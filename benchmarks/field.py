@@ -20,6 +20,8 @@ rows of both. All settings of noisewise train can follow.
 """
 
 import argparse
+import hashlib
+import json
 import threading
 import time
 from collections.abc import Iterable
@@ -28,7 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rows import append
+from rows import append, publishable
 
 from noisewise.evaluation.distances import choose_network, real_statistics
 from noisewise.spec import split_specs
@@ -62,6 +64,8 @@ METHODS = {
     "adaptive-default": "adaptive",
 }
 COPIED = ("density_by_level", "objective_by_level", "effective_share")  # from the row of training before an evaluation
+ASKED = ("name", "process", "prediction", "sampler", "seed", "steps", "settings", "images")  # what tells a run from others
+ELSEWHERE = ("out", "data", "device", "fast", "compile", "log", "checkpoint")  # settings that change no result beyond rounding
 PAUSE = 3.0  # seconds between two looks at the runs
 
 
@@ -143,13 +147,15 @@ def prepare(config: Config) -> None:
 
 def about(config: Config, images: int) -> dict[str, Any]:
     """What tells a run from others, whichever session it was made in."""
-    names = ("name", "process", "prediction", "sampler", "seed", "steps")
-    return {**{name: getattr(config, name) for name in names}, "images": images}
+    found: dict[str, Any] = {name: getattr(config, name) for name in ASKED if name not in ("settings", "images")}
+    others = {name: value for name, value in plain(config).items() if name not in (*found, *ELSEWHERE)}
+    digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:8]
+    return {**found, "settings": digest, "images": images}
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """The same as something to look up."""
-    return tuple(row.get(name) for name in ("name", "process", "prediction", "sampler", "seed", "steps", "images"))
+    """The same as something to look up, in a row that was published and in one that is not yet."""
+    return tuple(publishable(row.get(name)) for name in ASKED)
 
 
 # Rows -------------------------------------------------------------------------------------------------------------------
@@ -206,7 +212,7 @@ class Collector:
 
     @staticmethod
     def _label(row: dict[str, Any]) -> tuple[Any, ...]:
-        return (*key(row), row.get("session"), row.get("share"), row.get("failed"))
+        return (*key(row), row.get("session"), row.get("share"), publishable(row.get("failed")))
 
 
 def session_of(out: Path) -> str:

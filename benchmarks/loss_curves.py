@@ -22,7 +22,7 @@ from noisewise.training.parallel import make_accelerator
 from noisewise.training.parts import build_parts, open_source
 from noisewise.training.trainer import Trainer
 
-PATHS = {"fast": ("auto", 0), "plain": ("never", 0), "plain, another seed": ("never", 1)}
+PATHS = {"fast": ("always", 0), "plain": ("never", 0), "plain, another seed": ("never", 1)}
 
 
 def main() -> None:

@@ -12,11 +12,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from field import key
+
 from noisewise.study.outcome import FAILURE, Plan
 from noisewise.training.folder import read_rows
 
 TRAINING = ("step", "seconds", "steps_per_second", "density_by_level", "objective_by_level", "effective_share")
-ASKED = ("name", "process", "prediction", "sampler", "seed", "steps", "images")  # what tells a run from others
 
 
 def main() -> None:
@@ -41,7 +42,7 @@ def best_sessions(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """The rows of each run, of one session, in the order in which runs first appear."""
     runs: dict[tuple[Any, ...], dict[str, list[dict[str, Any]]]] = {}
     for row in rows:
-        runs.setdefault(tuple(row[name] for name in ASKED), {}).setdefault(row["session"], []).append(row)
+        runs.setdefault(key(row), {}).setdefault(row["session"], []).append(row)
 
     def reached(found: tuple[str, list[dict[str, Any]]]) -> tuple[float, str]:
         return max((row.get("share", 0.0) for row in found[1]), default=0.0), found[0]

@@ -2,8 +2,11 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
+
+PLACE = re.compile(r"""(?<![\w.:/~])/(?:[^\s/'"<>,:;()]+/)*([^\s/'"<>,:;()]+)/?""")  # an absolute path within a text, not a URL
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
@@ -13,12 +16,11 @@ def append(path: Path, row: dict[str, Any]) -> None:
 
 
 def publishable(value: Any) -> Any:
-    """The value with the last part alone of absolute paths (also in --option=/path), and None for what is not finite."""
+    """The value with the last part alone of absolute paths, also within a text, and None for what is not finite."""
     if isinstance(value, dict):
         return {key: publishable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [publishable(inner) for inner in value]
     if isinstance(value, str):
-        option, equals, place = value.rpartition("=")
-        return f"{option}{equals}{Path(place).name}" if place.startswith("/") else value
+        return PLACE.sub(r"\1", value)
     return None if isinstance(value, float) and not math.isfinite(value) else value

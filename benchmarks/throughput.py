@@ -62,11 +62,14 @@ def main() -> None:
     parser.add_argument(
         "--setup", default="fast", help="paths whose set-up is measured, separated by semicolons; none if empty"
     )
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--gate", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--launcher", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if unknown := [one for one in (*args.paths.split(";"), *args.setup.split(";")) if one and one not in PATHS]:
+        parser.error(f"unknown path {unknown[0]!r}: choose from {'; '.join(PATHS)}")
     if args.one:
         model, path = args.one.split("/")
         print("ROW " + json.dumps(measure(args, model, path)))
@@ -110,7 +113,8 @@ class Job:
     """A row in a process of its own, which waits before it measures if it has a gate."""
 
     def __init__(self, args: argparse.Namespace, folder: Path, model: str, path: str, gate: Path | None = None) -> None:
-        command = [sys.executable, __file__, "--one", f"{model}/{path}", *(["--gate", str(gate)] if gate else [])]
+        command = [sys.executable, __file__, "--one", f"{model}/{path}", "--launcher", str(os.getpid())]
+        command += ["--gate", str(gate)] if gate else []
         for name in ("batch", "blocks", "steps", "warm", "device"):
             command += [f"--{name}", str(getattr(args, name))]
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
@@ -146,6 +150,8 @@ def measure(args: argparse.Namespace, model: str, path: str) -> dict[str, Any]:
     if args.gate:
         args.gate.with_suffix(".ready").touch()
         while not args.gate.with_suffix(".go").exists():
+            if os.getppid() != args.launcher:  # it was killed: nobody would ever open the gate
+                raise SystemExit("the benchmark that began this process is gone")
             time.sleep(0.05)
     slow = path.startswith(("script", "plain"))
     for _ in range(args.warm // (10 if slow else 1)):

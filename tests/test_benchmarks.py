@@ -30,6 +30,27 @@ def benchmark():
         yield importlib.import_module
 
 
+# throughput -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_path_that_there_is_not_is_refused_before_anything_is_measured(benchmark, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["throughput.py", "--paths", "fast;fsat"])
+    with pytest.raises(SystemExit):
+        benchmark("throughput").main()
+    assert "unknown path 'fsat': choose from script, fp32; " in capsys.readouterr().err
+
+
+def test_a_process_that_waits_for_its_turn_ends_when_nobody_is_left_to_give_it(benchmark, monkeypatch, tmp_path):
+    throughput, made = benchmark("throughput"), []
+    monkeypatch.setattr(throughput, "import_all", lambda: None)
+    monkeypatch.setattr(throughput, "ours", lambda *_: (lambda: made.append(1), torch.nn.Linear(1, 1)))
+    args = argparse.Namespace(device="cpu", gate=tmp_path / "0", launcher=-1)
+    with pytest.raises(SystemExit, match="is gone"):
+        throughput.measure(args, "tiny", "fast")
+    assert (tmp_path / "0.ready").exists()
+    assert len(made) == 1  # none of the steps that are timed
+
+
 # strata -----------------------------------------------------------------------------------------------------------------
 
 
@@ -135,7 +156,7 @@ def test_rows_are_collected_once_and_say_what_was_drawn_and_what_failed(benchmar
     made = planted(
         tmp_path / "out",
         {("linear", "lognormal", 0): curve(60.0, 40.0)},
-        failures={("linear", "p2", 0): "out of memory"},
+        failures={("linear", "p2", 0): "no file /data/x.npz"},
     )
     configs = [outcome.config for outcome in made.outcomes]
     args = argparse.Namespace(out=tmp_path / "out", json=tmp_path / "rows.jsonl", images=100, workers=3)
@@ -151,7 +172,7 @@ def test_rows_are_collected_once_and_say_what_was_drawn_and_what_failed(benchmar
     ]
     assert half["density_by_level"][0] < end["density_by_level"][0]  # of its own time
     assert end["steps_per_second"] == 100.0
-    assert (failed["method"], failed["failed"]) == ("p2", "out of memory")
+    assert (failed["method"], failed["failed"]) == ("p2", "no file x.npz")
     assert field.key(end) == field.key(field.about(configs[0], 100))
     assert field.key(failed) != field.key(end)
 
@@ -162,6 +183,8 @@ def test_published_rows_name_no_places_and_hold_no_nan(benchmark):
         "a": ["--out", "name", "--json=x.jsonl", "data/cifar10"],
         "b": {"c": [1.5, None]},
     }
+    log = """File "/somewhere/lib/run.py", line 3: [Errno 2] '/data/x y' and/or 1/2 of https://site.org/a/b"""
+    assert benchmark("rows").publishable(log) == log.replace("/somewhere/lib/", "").replace("/data/", "")
 
 
 # rebuild ----------------------------------------------------------------------------------------------------------------

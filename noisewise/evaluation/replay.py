@@ -8,8 +8,10 @@ Autocast. The casts of the weights must be inside the graph: otherwise it would 
 autocast ends, and that no later change of the weights (training, an average written over them) would ever reach. Autocast keeps
 its casts in a cache as long as its outermost block is open, and a switch set by an outer block does not hold inside an inner
 one, which some models have in their forward. So the cache is emptied right before the recording, whereby each weight is cast
-anew inside the graph, and right after it, because those casts lie in the graph's own memory. A graph reads the weights where
-they are: it holds as long as they are changed in place.
+anew inside the graph, and right after it, because those casts lie in the graph's own memory.
+
+A graph reads the weights where they are: it holds as long as they are changed in place. Where they are, and the mode and the
+hooks of each part, is looked up before every replay. A part that is exchanged for another goes unnoticed.
 """
 
 from collections.abc import Callable, Hashable
@@ -31,7 +33,8 @@ class Replay:
 
     It can be on an NVIDIA GPU, without gradients, in evaluation mode, without hooks, from the second call with inputs of one
     shape and type on. Whatever the call does on the host is done no more then. What cannot be recorded, such as a forward pass
-    that waits for the device, is called for good; `why_not` says why. Graphs live as long as this object does.
+    that waits for the device, is called for good; `why_not` says why. Graphs live as long as this object does, or until weights
+    are moved (`module.to`), a part changes its mode or gets a hook: then it begins anew.
 
     Args:
         call: takes tensors, or None in their place, and returns a tensor (or what holds one as `sample`).
@@ -46,10 +49,14 @@ class Replay:
         self.why_not: str | None = None
         self._known: dict[Hashable, _Recording | int] = {}  # recordings, or how often the inputs were seen; latest use last
         self._pool: Any = None
+        self._premise: _Premise | None = None
 
     def __call__(self, *inputs: Tensor | None) -> Any:
         if not self._applies(inputs):
             return self.call(*inputs)
+        if self._premise is not None and not self._premise.holds():
+            self._known.clear()
+            self._premise = None
         key = _key(inputs)
         found: _Recording | int | None = self._known.pop(key, 0)
         if isinstance(found, int):
@@ -82,11 +89,33 @@ class Replay:
         if self.why_not is None:
             try:
                 self._pool = self._pool or torch.cuda.graph_pool_handle()
-                return _Recording(self.call, inputs, self._pool)
+                made = _Recording(self.call, inputs, self._pool)
+                self._premise = _Premise(self.module)
+                return made
             except Exception as error:  # whatever stands in the way, the plain call gives the same numbers
                 self.why_not = (str(error).strip() or type(error).__name__).splitlines()[0]
         self._known.clear()
+        self._premise = None
         return None
+
+
+class _Premise:
+    """What recordings of a module rely on: modes of its parts as they were, no hooks, weights and buffers where they were."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parts = list(module.modules())
+        self.tensors = [held for part in self.parts for held in (part._parameters, part._buffers) if held]
+        self.modes, self.places = self._modes(), self._places()
+
+    def holds(self) -> bool:
+        hooked = any(part._forward_hooks or part._forward_pre_hooks for part in self.parts)
+        return not hooked and self._modes() == self.modes and self._places() == self.places
+
+    def _modes(self) -> list[bool]:
+        return [part.training for part in self.parts]
+
+    def _places(self) -> list[int]:
+        return [tensor.data_ptr() for held in self.tensors for tensor in held.values() if tensor is not None]
 
 
 class _Recording:
@@ -117,7 +146,8 @@ class _Recording:
                     with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                         self.output = _tensor(call(*self.inputs))
                 except BaseException:
-                    recover_generator(device)
+                    if _generator_is_stuck(device):
+                        recover_generator(device)
                     raise
                 finally:
                     torch.clear_autocast_cache()
@@ -143,12 +173,24 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def _generator_is_stuck(device: torch.device) -> bool:
+    """Whether it believes that a recording that failed still goes on. Not every failure leaves it so, and to give it another
+    state has a price: graphs that were recorded before, such as a training step, would read the old one and its seed for good.
+    """
+    try:
+        torch.rand((), device=device)
+    except RuntimeError:
+        return True
+    return False
+
+
 def _key(inputs: tuple[Tensor | None, ...]) -> Hashable:
-    """All that a recording depends on besides values and weights."""
+    """What a recording depends on besides values and weights."""
     autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
     precision = tuple(getattr(where, name) for where, name, _ in _switches())  # TF32 or not
+    convolutions = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     shapes = tuple(None if value is None else (value.shape, value.dtype, value.device) for value in inputs)
-    return shapes, autocast, precision, torch.is_inference_mode_enabled()
+    return shapes, autocast, precision, convolutions, torch.is_inference_mode_enabled()
 
 
 def _against(module: nn.Module) -> str | None:

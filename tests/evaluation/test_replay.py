@@ -6,12 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from noisewise import DDPM, EDM, Objective
 from noisewise.evaluation.generate import generate
 from noisewise.evaluation.heldout import NOISE_SEED, held_out_losses
 from noisewise.evaluation.noise import normals
-from noisewise.evaluation.replay import Replay, replayed
+from noisewise.evaluation.replay import Replay, _Premise, replayed
 from noisewise.evaluation.solvers import default_solver
 from noisewise.training.data import open_data
 from tests.training.small_models import CLASSES, SHAPE, batch, small, stirred
@@ -52,6 +53,43 @@ def test_modules_are_replayed_and_functions_are_left_alone(model):
 def test_a_negative_number_of_calls_is_an_error(model):
     with pytest.raises(ValueError, match="after must be >= 0, got -1"):
         Replay(model, model, after=-1)
+
+
+def parts():
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(nn.BatchNorm2d(4), nn.Dropout())).eval()
+
+
+def train_a_step(module):
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.add_(1)
+
+
+@pytest.mark.parametrize("change", [train_a_step, nn.Module.eval, lambda module: module.load_state_dict(parts().state_dict())])
+def test_recordings_hold_while_weights_are_changed_in_place(change):
+    module = parts()
+    premise = _Premise(module)
+    change(module)
+    assert premise.holds()
+
+
+CHANGES = {
+    "another type": nn.Module.double,
+    "other parameters": lambda module: module.load_state_dict(parts().state_dict(), assign=True),
+    "another buffer": lambda module: setattr(module[1][0], "running_mean", torch.zeros(4)),
+    "another mode of a part": lambda module: module[1][1].train(),
+    "a hook": lambda module: module[1].register_forward_hook(lambda *_: None),
+    "a hook before": lambda module: module[0].register_forward_pre_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_recordings_do_not_hold_where_a_graph_would_go_on_with_what_was(change):
+    module = parts()
+    premise = _Premise(module)
+    assert premise.holds()
+    CHANGES[change](module)
+    assert not premise.holds()
 
 
 @torch.no_grad()

@@ -205,6 +205,62 @@ def test_training_mode_gradients_and_hooks_are_called():
 
 
 @torch.no_grad()
+def test_a_hook_that_comes_after_the_recording_is_called():
+    model, heard = unet(), []
+    replay = Replay(with_labels(model), model)
+    for _ in range(3):
+        replay(*inputs())
+    assert replay.recorded == 1
+    model.net.mid_block.register_forward_hook(lambda *_: heard.append(1))
+    for _ in range(3):
+        replay(*inputs())
+    assert len(heard) == 3
+    assert replay.recorded == 0
+
+
+@torch.no_grad()
+def test_weights_that_lie_elsewhere_or_have_another_type_are_used_from_then_on():
+    model = unet()
+    replay = Replay(with_labels(model), model)
+    for change in (lambda: model.cpu().cuda(), model.bfloat16, lambda: nudge(model), model.float):
+        for _ in range(3):
+            replay(*inputs())
+        assert replay.recorded == 1
+        change()
+        junk = [torch.randn(1 << 20, device="cuda") for _ in range(64)]  # written over whatever was freed
+        given = [value.to(model.net.conv_in.weight.dtype) if value.is_floating_point() else value for value in inputs()]
+        expected = plain(model, *given)
+        assert all(torch.equal(replay(*given), expected) for _ in range(3))
+        model.float()
+        del junk
+
+
+class Refuses(nn.Module):
+    def forward(self, x, time, labels=None):
+        doubled = 2 * x
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("not while it is recorded")
+        return doubled
+
+
+@torch.no_grad()
+def test_after_a_recording_that_failed_graphs_from_before_still_follow_the_seed():
+    noise, graph = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # as a training step
+        noise.normal_()
+    torch.manual_seed(7)
+    graph.replay()
+    expected = noise.clone()
+    model, (x, time, _) = Refuses().eval(), inputs()
+    replay = Replay(model, model)
+    assert all(torch.equal(replay(x, time), 2 * x) for _ in range(3))
+    assert replay.why_not == "not while it is recorded"
+    torch.manual_seed(7)
+    graph.replay()
+    assert torch.equal(noise, expected)
+
+
+@torch.no_grad()
 def test_a_dropped_replay_gives_its_memory_back():
     model = unet(channels=64)
     plain(model, *inputs(1024))

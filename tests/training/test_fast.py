@@ -235,3 +235,16 @@ def test_a_fused_unet_is_the_plain_one_again_when_that_is_taken_back():
     unfuse(model)
     assert [module.forward.__qualname__ for module in model.modules()] == plain
     torch.testing.assert_close(model(x, time), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_fused_block_drops_where_its_dropout_is_in_training_mode():
+    pytest.importorskip("triton")
+    model = UNet((3, 8, 8), channels=32, multipliers=(1,), blocks=1, attention=(), dropout=0.5, zero_init=False)
+    assert fuse(model) > 0
+    x, time = torch.randn(2, 3, 8, 8), torch.tensor([3, 700])
+    model.eval()
+    assert torch.equal(model(x, time), model(x, time))
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):  # the rest stays in evaluation mode, as for samples of a posterior
+            module.train()
+    assert not torch.equal(model(x, time), model(x, time))

@@ -93,7 +93,7 @@ def _block(self: Any, x: Tensor, temb: Tensor, *args: Any, **kwargs: Any) -> Ten
     h = group_norm(x, None, self.norm1)
     h = self.conv1._conv_forward(h, self.conv1.weight, None)
     shift = self.time_emb_proj(nn.functional.silu(temb)) + self.conv1.bias
-    h = self.conv2(group_norm(h, shift, self.norm2, dropout=self.dropout.p if self.training else 0.0))
+    h = self.conv2(group_norm(h, shift, self.norm2, dropout=self.dropout.p if self.dropout.training else 0.0))
     if self.conv_shortcut is not None:
         x = self.conv_shortcut(x)
     return (x + h) / self.output_scale_factor

@@ -52,13 +52,17 @@ def kept(seed, index, P: tl.constexpr):
 
 
 @triton.jit
-def within_groups(values, CPG: tl.constexpr, K: tl.constexpr):
-    """For each of K channels, the sum over all channels of its group."""
-    if (CPG & (CPG - 1)) == 0:
+def within_groups(values, CPG: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr):
+    """For each of K channels, the sum over all channels of its group; those of no group are 0."""
+    if GROUPS == 1:
+        sums = tl.zeros([K], tl.float32) + tl.sum(values, 0)
+    elif (CPG & (CPG - 1)) == 0:
         sums = tl.sum(tl.reshape(values, [K // CPG, CPG]), 1)
-        return tl.reshape(tl.broadcast_to(sums[:, None], [K // CPG, CPG]), [K])
-    group = tl.arange(0, K) // CPG
-    return tl.sum(tl.where(group[:, None] == group[None, :], values[:, None], 0.0), 0)
+        sums = tl.reshape(tl.broadcast_to(sums[:, None], [K // CPG, CPG]), [K])
+    else:
+        group = tl.arange(0, K) // CPG
+        sums = tl.sum(tl.where(group[:, None] == group[None, :], values[:, None], 0.0), 0)
+    return sums
 
 
 @triton.jit
@@ -83,10 +87,10 @@ def forward(
     total = tl.sum(first, 0)
     moved = tl.load(shift + n * C + c, mask=live, other=0.0).to(tl.float32) if SHIFT else tl.zeros([K], tl.float32)
     own = tl.where(live, pivot + moved + total / HW, 0.0)
-    mean = within_groups(own, CPG, K) / CPG
+    mean = within_groups(own, CPG, GROUPS, K) / CPG
     apart = tl.where(live, own - mean, 0.0)
     squares = tl.sum(second, 0) - total * total / HW + HW * apart * apart
-    r = 1.0 / tl.sqrt(within_groups(squares, CPG, K) / (HW * CPG) + eps)
+    r = 1.0 / tl.sqrt(within_groups(squares, CPG, GROUPS, K) / (HW * CPG) + eps)
     middle = mean - moved
     scale = tl.load(gamma + c, mask=live, other=0.0).to(tl.float32) * r
     b = tl.load(beta + c, mask=live, other=0.0).to(tl.float32)
@@ -149,7 +153,7 @@ def backward(
         plain += d
     dg, db = tl.sum(weighted, 0), tl.sum(plain, 0)
     COUNT: tl.constexpr = HW * CPG
-    a1, a2 = within_groups(db * g, CPG, K) / COUNT, within_groups(dg * g, CPG, K) / COUNT
+    a1, a2 = within_groups(db * g, CPG, GROUPS, K) / COUNT, within_groups(dg * g, CPG, GROUPS, K) / COUNT
     moved = tl.zeros([ROWS, K], tl.float32)
     for start in range(0, HW, ROWS):
         rows = start + tl.arange(0, ROWS)

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 
 from noisewise.training.fast import kernels
 
-HELD = 1024  # pixels of an image that a program can keep
+HELD, MOST = 1024, 16384  # pixels of an image that a program can keep, and values: with more of them registers run out
 EACH = {"forward": 64, "backward": 32}  # values a thread then has
 COLUMNS, VALUES, FEW = 32, 4096, 16  # otherwise: channels, values at a time, and values a thread
+IMAGES = 65535  # the second dimension of a grid has no more
 QUICK = True  # off where there is no GPU: Triton's interpreter knows no instructions of one
 
 
@@ -26,7 +27,7 @@ def _share(x: Tensor, groups: int, which: str) -> tuple[tuple[int, int], dict[st
     """The grid, and what a program takes on: groups that fill about so many columns. Sizes are those that measured best."""
     n, channels, pixels = x.shape
     per_group, block = channels // groups, triton.next_power_of_2(pixels)
-    held = pixels <= HELD and per_group & (per_group - 1) == 0
+    held = pixels <= HELD and per_group & (per_group - 1) == 0 and block * per_group <= MOST
     wanted = min(1 << (9 - (block.bit_length() - 1) // 2), 128) if held else COLUMNS
     count, columns = _columns(groups, per_group, wanted)
     rows = block if held else min(max(VALUES // columns, 1), block)
@@ -61,7 +62,7 @@ def _norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     x = _pixel_rows(x)
     y = _like(x)
-    centre, rstd = (torch.empty(x.shape[:2], device=x.device) for _ in range(2))
+    centre, rstd = (torch.empty(x.shape[:2], dtype=torch.float32, device=x.device) for _ in range(2))
     given = x if shift is None else shift.contiguous()
     grid, sizes = _share(x, groups, "forward")
     kernels.forward[grid](
@@ -152,7 +153,7 @@ def group_norm(x: Tensor, shift: Tensor | None, norm: nn.GroupNorm, silu: bool =
     """dropout(silu(norm(x + shift))), with `shift` (N, C) or None; under autocast x is first cast as a convolution would."""
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    if x.device.type != "cuda":
+    if x.device.type != "cuda" or x.dtype == torch.float64 or len(x) > IMAGES:  # the kernels compute in float32
         moved = x if shift is None else x + shift[:, :, None, None].to(x.dtype)
         # not norm(x): the forward of the module itself may be this function
         y = F.group_norm(moved, norm.num_groups, norm.weight, norm.bias, norm.eps)
