@@ -215,3 +215,42 @@ def test_runs_rebuilt_from_rows_are_those_that_the_rows_came_from(benchmark, tmp
         )
         assert [replace(one, picture=None) for one in old.evaluations] == new.evaluations
     assert write_report(tmp_path / "again", None).is_file()
+
+
+# cifar10.md -------------------------------------------------------------------------------------------------------------
+
+
+def table_of(name):
+    """The cells of a table in benchmarks/cifar10.md, without its heading."""
+    text = (BENCHMARKS / "cifar10.md").read_text()
+    lines = text.split(f"<!-- table: {name} -->")[1].split("<!-- end -->")[0].strip().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def result_rows(name):
+    return [json.loads(line) for line in (BENCHMARKS / "results" / name).read_text().splitlines()]
+
+
+def test_the_table_of_strata_is_that_of_the_rows(benchmark):
+    strata, found = benchmark("strata"), result_rows("digits_strata.jsonl")
+    for schedule, best, gain, worst, loss, noise, *rho in table_of("strata"):
+        rows = [row for row in found if row["process"] == schedule]
+        gains = {k: one["distance"] for k, one in strata.gains(rows).items()}
+        high, low = max(gains, key=gains.get), min(gains, key=gains.get)
+        assert [best, worst] == [f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in (high, low)]
+        assert [gain, loss] == [f"{100 * gains[k]:.1f}" for k in (high, low)]
+        uniform = torch.tensor([row["distance"] for row in rows if row["branch"] == "uniform"])
+        assert noise == f"{100 * float(uniform.log().std()):.1f}"
+        expected = strata.correlations(strata.gains(rows))
+        assert rho == [f"{expected[name]:.2f}" for name in ("minsnr 5", "minsnr 1", "p2", "plain", "log", "vlb")]
+
+
+def test_the_table_of_the_screen_is_that_of_the_rows():
+    found = {(row["process"], row["seed"], row["sampler"]): row["distance"] for row in result_rows("digits_screen.jsonl")}
+    columns, shown = [("linear", 0), ("cosine", 0), ("quadratic", 0), ("linear", 1), ("cosine", 1)], set()
+    for spec, *cells in table_of("screen"):
+        for column, cell in zip(columns, cells, strict=True):
+            value = found.get((*column, spec.strip("`")))
+            assert cell == ("" if value is None else f"{value / found[*column, 'uniform']:.2f}")
+            shown.add((*column, spec.strip("`")))
+    assert all(key in shown or key[2] == "uniform" for key in found), "the table leaves rows out"
