@@ -254,3 +254,13 @@ def test_the_table_of_the_screen_is_that_of_the_rows():
             assert cell == ("" if value is None else f"{value / found[*column, 'uniform']:.2f}")
             shown.add((*column, spec.strip("`")))
     assert all(key in shown or key[2] == "uniform" for key in found), "the table leaves rows out"
+
+
+def test_the_table_of_the_longer_runs_is_that_of_the_rows():
+    rows = result_rows("digits_long.jsonl")
+    found = {(row["process"], row["sampler"], row["seed"], row["share"]): row["distance"] for row in rows}
+    shown = table_of("longer")
+    assert len(rows) == 8 * len(shown)
+    for schedule, spec, *cells in shown:
+        expected = [[found[schedule, spec.strip("`"), seed, share] for seed in (2, 3)] for share in (0.25, 0.5, 0.75, 1.0)]
+        assert cells == [" / ".join(f"{value:.3f}" for value in pair) for pair in expected]
