@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from throughput import CHANNELS
 from torch import Tensor, nn
 
 from noisewise import DDPM, Objective
@@ -48,7 +49,6 @@ from noisewise.training.folder import environment
 from noisewise.training.models.unet import UNet
 
 SHAPE = (3, 32, 32)
-CHANNELS = {"tiny": 16, "small": 64, "paper": 128}
 PATHS = {
     "plain": "diffusers' U-Net, kernel by kernel",
     "fused": "with our kernels",

@@ -35,24 +35,22 @@ import torch
 from rows import append
 from torch import Tensor
 
-from noisewise.evaluation.heldout import HeldOut, held_out_losses
+from noisewise.evaluation.heldout import HeldOut
 from noisewise.objective import Objective
 from noisewise.processes import DDPM, Process
 from noisewise.samplers import Sampler
 from noisewise.samplers.static import Uniform
 from noisewise.study.analysis.gain_quality import spearman
 from noisewise.study.analysis.trial import RangeSampler, rewound
-from noisewise.study.measure import distance_to_data
+from noisewise.study.measure import distance_to_data, held_out_of
 from noisewise.training.config import Config, EMAConfig
 from noisewise.training.folder import environment, read_rows
 from noisewise.training.options import load_preset, plain
-from noisewise.training.parts import open_source
 from noisewise.training.run import Run
 from noisewise.training.signals import StopRequest
 from noisewise.training.trainer import Trainer
 from noisewise.weighting import P2, VLB, MinSNR, Weighting
 
-LEVELS = 50
 MEMORY = 4  # the branch's length over the time constant of its average
 WEIGHTS: dict[str, Callable[[], Weighting]] = {
     "vlb": VLB,
@@ -212,22 +210,10 @@ def branch_average(steps: int) -> EMAConfig:
 
 def measure(run: Run, images: int, held_out_images: int) -> dict[str, Any]:
     """The averaged weights as they are: distance of generated images, held-out losses, targets."""
-    trainer = run.trainer
-    with run.averaged():
-        held_out = held_out_losses(
-            trainer.call,
-            trainer.objective,
-            open_source(run.config, "test"),
-            levels=LEVELS,
-            images=held_out_images,
-            classes=trainer.parts.classes,
-            device=trainer.device,
-        )
-    if not math.isfinite(held_out.mean):
-        raise FloatingPointError(f"the held-out loss is {held_out.mean}")
+    held_out = held_out_of(run, held_out_images)
     metric, distance = distance_to_data(run, run.generate(images), print)
     found = {"metric": metric, "distance": distance, "held_out": [round(value, 8) for value in held_out.loss.tolist()]}
-    return found | {"targets": targets(held_out, trainer.objective)}
+    return found | {"targets": targets(held_out, run.trainer.objective)}
 
 
 def targets(held_out: HeldOut, objective: Objective) -> dict[str, float]:

@@ -3,8 +3,6 @@
 Run `python docs/make_figures.py` when those files have changed; it needs matplotlib.
 """
 
-import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from pages import fill_in, rows
 
 DOCS = Path(__file__).parent
-RESULTS = DOCS.parent / "benchmarks" / "results"
 PAGE = DOCS / "adaptive.md"
 SCHEDULES = ("linear", "cosine", "quadratic")
 WIDTH, DPI = 8.4, 130  # 1092 pixels
@@ -55,10 +53,6 @@ TARGETS_OF_COST = {  # what step_cost.jsonl calls the methods of targets_digits.
     "paper_cifar10": "reinforce as published (VLB)",
     "lookahead": "lookahead, plain",
 }
-
-
-def rows(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines() if line]
 
 
 def digits() -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -285,22 +279,12 @@ TABLES: dict[str, Callable[[], list[str]]] = {
 }
 
 
-def fill_in(text: str) -> str:
-    """The page with each table between `<!-- table: NAME -->` and `<!-- end -->` made anew."""
-    for name, make in TABLES.items():
-        pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
-        text, count = re.subn(pattern, lambda m, make=make: m[1] + "\n" + "\n".join(make()) + "\n\n" + m[2], text, flags=re.S)
-        if count != 1:
-            raise ValueError(f"{PAGE.name} must have one table {name}, not {count}")
-    return text
-
-
 def main() -> None:
     plt.rcParams.update({"font.size": 9.5, "figure.facecolor": "white"})
     (DOCS / "img").mkdir(exist_ok=True)
     for draw in (draw_density, draw_losses, draw_frechet, draw_gains, draw_costs):
         draw()
-    PAGE.write_text(fill_in(PAGE.read_text()))
+    fill_in(PAGE, TABLES)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Run `python docs/make_speed_figures.py` when those files have changed; it needs 
 """
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from pages import RESULTS, fill_in, rows
 
 DOCS = Path(__file__).parent
-RESULTS = DOCS.parent / "benchmarks" / "results"
 PAGE = DOCS / "speed.md"
 WIDTH, DPI = 8.4, 130  # 1092 pixels
 MODELS = ("small", "paper")
@@ -24,10 +23,6 @@ BASELINE, FAST, PLAIN, OTHER = "script, fp32", "fast", "plain", "plain, another 
 SLOW, RECORDED, OURS = "#9A9A9A", "#56B4E9", "#0072B2"
 COLOURS = {"graphs": RECORDED, "fast": OURS, "fast, adaptive": OURS}
 Rows = list[dict[str, Any]]
-
-
-def rows(name: str) -> Rows:
-    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines() if line]
 
 
 def speeds(model: str) -> Rows:
@@ -190,22 +185,12 @@ TABLES: dict[str, Callable[[], list[str]]] = {
 }
 
 
-def fill_in(text: str) -> str:
-    """The page with each table between `<!-- table: NAME -->` and `<!-- end -->` made anew."""
-    for name, make in TABLES.items():
-        pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
-        text, count = re.subn(pattern, lambda m, make=make: m[1] + "\n" + "\n".join(make()) + "\n\n" + m[2], text, flags=re.S)
-        if count != 1:
-            raise ValueError(f"{PAGE.name} must have one table {name}, not {count}")
-    return text
-
-
 def main() -> None:
     plt.rcParams.update({"font.size": 9.5, "figure.facecolor": "white"})
     (DOCS / "img").mkdir(exist_ok=True)
     draw_paths()
     draw_losses()
-    PAGE.write_text(fill_in(PAGE.read_text()))
+    fill_in(PAGE, TABLES)
 
 
 if __name__ == "__main__":

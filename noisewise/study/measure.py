@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from noisewise.evaluation.distances import Network, choose_network, compare_images, real_statistics
-from noisewise.evaluation.heldout import held_out_losses
+from noisewise.evaluation.heldout import HeldOut, held_out_losses
 from noisewise.evaluation.pictures import save_grid
 from noisewise.evaluation.preprocess import to_uint8
 from noisewise.evaluation.reference import Reference
@@ -25,20 +25,8 @@ SHOWN, COLUMNS = 64, 8  # samples in a picture
 
 def evaluate(run: Run, share: float, images: int, tell: Callable[[str], None] = print) -> Evaluation:
     """Measure a run as it is, with its averaged weights, and draw a few samples into its folder; training is not touched."""
-    trainer = run.trainer
-    objective, test = trainer.objective, open_source(run.config, "test")
-    with run.averaged():
-        held_out = held_out_losses(
-            Replay(trainer.call, trainer.network),
-            objective,
-            test,
-            levels=LEVELS,
-            images=HELD_OUT,
-            classes=trainer.parts.classes,
-            device=trainer.device,
-        )
-    if not math.isfinite(held_out.mean):
-        raise FloatingPointError(f"the held-out loss of the averaged weights is {held_out.mean} at step {trainer.step}")
+    trainer, objective = run.trainer, run.trainer.objective
+    held_out = held_out_of(run)
     samples = run.generate(images)
     metric, distance = distance_to_data(run, samples, tell)
     return Evaluation(
@@ -52,6 +40,24 @@ def evaluate(run: Run, share: float, images: int, tell: Callable[[str], None] = 
         vlb=held_out.weighted(VLB(), objective) if isinstance(objective.process, DDPM) else None,
         picture=draw(run, samples[:SHOWN]),
     )
+
+
+def held_out_of(run: Run, images: int = HELD_OUT) -> HeldOut:
+    """Held-out losses of a run as it is, with its averaged weights; an error if they are not finite."""
+    trainer = run.trainer
+    with run.averaged():
+        found = held_out_losses(
+            Replay(trainer.call, trainer.network),
+            trainer.objective,
+            open_source(run.config, "test"),
+            levels=LEVELS,
+            images=images,
+            classes=trainer.parts.classes,
+            device=trainer.device,
+        )
+    if not math.isfinite(found.mean):
+        raise FloatingPointError(f"the held-out loss of the averaged weights is {found.mean} at step {trainer.step}")
+    return found
 
 
 def draw(run: Run, samples: Tensor) -> str | None:

@@ -14,6 +14,7 @@ from noisewise.training.parallel import make_accelerator
 from noisewise.training.parts import build_parts
 from noisewise.training.trainer import Trainer
 from tests.training.test_cuda import SometimesNaN
+from tests.training.tiny import differing, tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 UNET = '--model.options={"channels": 32, "multipliers": [1, 2], "blocks": 1, "attention": [4], "dropout": 0.0}'
@@ -225,14 +226,7 @@ def test_it_goes_on_bit_for_bit_from_a_checkpoint(tmp_path, uncompiled):
     for _ in second.run():
         pass
     assert second.arithmetic.ready
-    expected, found = whole.tensors(), second.tensors()
-    different = [
-        f"{part}/{name}"
-        for part in expected
-        for name in expected[part]
-        if not torch.equal(expected[part][name], found[part][name])
-    ]
-    assert different == []
+    assert differing(tensors(whole), tensors(second)) == []
 
 
 def test_a_skipped_step_is_skipped_in_a_graph_too(uncompiled):

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Triton kernels of update.py. Tensors are known by their addresses in a table, so that one launch reaches all of them; an
 address of 0 stands for none."""
 

@@ -1,0 +1,25 @@
+"""What the scripts that draw for these pages share."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    """The rows of a file of results."""
+    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines() if line]
+
+
+def fill_in(page: Path, tables: Mapping[str, Callable[[], list[str]]]) -> None:
+    """Make each table between `<!-- table: NAME -->` and `<!-- end -->` of a page anew."""
+    text = page.read_text()
+    for name, make in tables.items():
+        pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
+        text, count = re.subn(pattern, lambda m, make=make: m[1] + "\n" + "\n".join(make()) + "\n\n" + m[2], text, flags=re.S)
+        if count != 1:
+            raise ValueError(f"{page.name} must have one table {name}, not {count}")
+    page.write_text(text)
