@@ -146,8 +146,7 @@ class _Recording:
                     with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                         self.output = _tensor(call(*self.inputs))
                 except BaseException:
-                    if _generator_is_stuck(device):
-                        recover_generator(device)
+                    recover_generator(device)
                     raise
                 finally:
                     torch.clear_autocast_cache()
@@ -171,17 +170,6 @@ def replayed(model: Any) -> Any:
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all recordings on a device: libraries keep a workspace for every stream they have seen."""
     return torch.cuda.Stream(device)
-
-
-def _generator_is_stuck(device: torch.device) -> bool:
-    """Whether it believes that a recording that failed still goes on. Not every failure leaves it so, and to give it another
-    state has a price: graphs that were recorded before, such as a training step, would read the old one and its seed for good.
-    """
-    try:
-        torch.rand((), device=device)
-    except RuntimeError:
-        return True
-    return False
 
 
 def _key(inputs: tuple[Tensor | None, ...]) -> Hashable:

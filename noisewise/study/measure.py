@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from noisewise.evaluation.distances import Network, choose_network, compare_images, real_statistics
@@ -29,6 +30,8 @@ def evaluate(run: Run, share: float, images: int, tell: Callable[[str], None] = 
     held_out = held_out_of(run)
     samples = run.generate(images)
     metric, distance = distance_to_data(run, samples, tell)
+    if trainer.device.type == "cuda":
+        torch.cuda.empty_cache()  # other runs may share the device, and recordings took gigabytes
     return Evaluation(
         share=share,
         step=trainer.step,

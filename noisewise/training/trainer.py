@@ -191,8 +191,12 @@ class Trainer:
             if self.config.fast == "always":
                 raise
             unfuse(self.model)  # our kernels may be what does not run
+            if self.config.compile:
+                self.model.compile(dynamic=False)
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             self.tell(f"the plain path, not the fast one: the step cannot be recorded ({first})")
+        if arithmetic.ready and arithmetic.unrepeatable is not None:
+            self.tell(f"a resumed run will be the same up to rounding, not bit for bit: {arithmetic.unrepeatable}")
 
     def _try_out(self) -> None:
         """A forward and backward pass."""

@@ -6,12 +6,14 @@ average) too. Noise and dropout come from torch's generator, whose seed a graph 
 the same step, captured or not, now or after a resume.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import cast
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from noisewise.samplers import Draw
 from noisewise.training.fast.update import FusedMove, fused_move
@@ -19,6 +21,7 @@ from noisewise.training.models import with_labels
 from noisewise.training.step import Step
 
 WARM_UP = 3  # steps before the capture: compilation, choice of kernels, state of the optimizer
+MODE = "thread_local"  # other threads may go on using the device, such as one that reads data ahead
 FIELDS = ("u", "time", "weight", "density")
 
 
@@ -28,6 +31,7 @@ class GraphedStep(Step):
     # not fields: what moves the weights while it is recorded, and what the graph then holds
     fused: FusedMove | None = None
     in_graph: FusedMove | None = None
+    unrepeatable: str | None = None  # what of the network adds in no fixed order, if anything does
 
     def capture(self, shape: Sequence[int], classes: int, *, record: bool = True) -> None:
         """Compile, warm up and record, leaving all state of training as it was; raises whatever stands in the way.
@@ -61,6 +65,7 @@ class GraphedStep(Step):
         stream.wait_stream(torch.cuda.current_stream(self.device))
         gradients, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream), repeatable_kernels():
+            self._first_gradients()
             for _ in range(WARM_UP):
                 self._gradients()
                 self._update()
@@ -70,10 +75,10 @@ class GraphedStep(Step):
             try:
                 self.fused = self._fused_move()
                 self._update()  # for kernels are compiled and loaded outside of a recording
-                with torch.cuda.graph(gradients, stream=stream):
+                with torch.cuda.graph(gradients, stream=stream, capture_error_mode=MODE):
                     self._gradients()
                 self.fused = self.in_graph = self._fused_move()  # with gradients where the graph will write them
-                with torch.cuda.graph(update, pool=gradients.pool(), stream=stream):
+                with torch.cuda.graph(update, pool=gradients.pool(), stream=stream, capture_error_mode=MODE):
                     self._update()
             except Exception:
                 recover_generator(self.device)
@@ -86,12 +91,25 @@ class GraphedStep(Step):
     def _fused_move(self) -> FusedMove | None:
         return fused_move(self.optimizer, self.ema.pairs(), self.config.optimizer.clip)
 
+    def _first_gradients(self) -> None:
+        """Find out whether all of the network can be held to a fixed order of adding."""
+        self.unrepeatable = None
+        try:
+            self._gradients()
+        except RuntimeError as error:
+            if "deterministic" not in str(error):
+                raise
+            self.unrepeatable = str(error).strip().splitlines()[0]
+            self._gradients()
+
     # The two halves, on fixed buffers -------------------------------------------------------------------------------
 
     def _gradients(self) -> None:
         if self.config.accumulation == 1:
             self.drop_gradients()  # new ones come to lie at the same place in every replay
-        self.micro_losses = self.differentiate(self.loss_at(self.x0, self.labels, self.compiled), self.u, self.weight)
+        losses = self.loss_at(self.x0, self.labels, self.compiled)
+        with fixed_order() if self.unrepeatable is None else nullcontext():  # both passes: they are compiled together
+            self.micro_losses = self.differentiate(losses, self.u, self.weight)
 
     def _update(self) -> None:
         self.apply(self.all, self.losses, self.blend)
@@ -172,14 +190,34 @@ class GraphedStep(Step):
 
 @contextmanager
 def repeatable_kernels() -> Iterator[None]:
-    """cuDNN chooses the same kernels in every process, and only those that always add in the same order, so that a run goes on
-    bit for bit. Measured on an H200, this costs nothing; choosing by trial would gain 1 to 2 % (benchmarks/throughput.py)."""
+    """cuDNN chooses the same convolutions in every process, and only those that always add in the same order; attention is left
+    to kernels that can do so too. Thus a run goes on bit for bit. What this costs is in docs/speed.md."""
     before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     try:
-        yield
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            yield
     finally:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def fixed_order() -> Iterator[None]:
+    """In the block torch takes kernels that always add in the same order, slower ones if need be, or raises where it has none.
+
+    Not a warning instead: with that attention keeps to atomic additions. cuBLAS is asked for a workspace of its own for every
+    stream, as torch demands.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    switches: Any = torch.utils.deterministic
+    before, fill = torch.get_deterministic_debug_mode(), switches.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    switches.fill_uninitialized_memory = False  # filling would only cost time
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+        switches.fill_uninitialized_memory = fill
 
 
 @contextmanager
@@ -194,6 +232,12 @@ def waiting_is_an_error() -> Iterator[None]:
 
 
 def recover_generator(device: torch.device) -> None:
-    """A recording that failed leaves torch's generator believing that it still goes on: give it a state that does not."""
-    generator = torch.cuda.default_generators[device.index or 0]
-    generator.graphsafe_set_state(generator.clone_state())
+    """A recording that failed may leave torch's generator believing that it still goes on: then give it a state that does not.
+
+    Only then, as this has a price: graphs recorded before would read the old state, and its seed, for good.
+    """
+    try:
+        torch.rand((), device=device)
+    except RuntimeError:
+        generator = torch.cuda.default_generators[device.index or 0]
+        generator.graphsafe_set_state(generator.clone_state())

@@ -43,9 +43,18 @@ def logistic(z, QUICK: tl.constexpr):
 
 
 @triton.jit
-def kept(seed, index, P: tl.constexpr):
-    """Whether each index survives dropout: a 32-bit mix of (seed, index) against the share P."""
-    h = (index.to(tl.uint32) ^ seed) * 0x9E3779B1
+def mixed(h):
+    """A 32-bit number of which every bit depends on every bit of h."""
+    h = (h ^ (h >> 16)) * 0x7FEB352D
+    h = (h ^ (h >> 15)) * 0x846CA68B
+    return h ^ (h >> 16)
+
+
+@triton.jit
+def kept(seed, n, index, P: tl.constexpr):
+    """Whether each index within image n survives dropout: a short mix, as it is done for every value, against the share P."""
+    salt = mixed(tl.load(seed).to(tl.uint32) + mixed(n.to(tl.uint32)))
+    h = (index.to(tl.uint32) ^ salt) * 0x9E3779B1
     h = (h ^ (h >> 15)) * 0x846CA68B
     LIMIT: tl.constexpr = int(P * 4294967296)
     return h >= LIMIT
@@ -103,7 +112,7 @@ def forward(
             z = z * logistic(z, QUICK)
         at = rows[:, None] * C + c[None, :]
         if P > 0:
-            z = tl.where(kept(tl.load(seed).to(tl.uint32), n * (HW * C) + at, P), z * (1.0 / (1.0 - P)), 0.0)
+            z = tl.where(kept(seed, n, at, P), z * (1.0 / (1.0 - P)), 0.0)
         put(y + n.to(tl.int64) * (HW * C) + at, z, mask, FULL)
     tl.store(centre + n * C + c, middle, mask=live)
     tl.store(rstd + n * C + c, r, mask=live)
@@ -119,8 +128,7 @@ def inward(
     d = fetch(dy + n.to(tl.int64) * dy_image_stride + rows[:, None] * dy_pixel_stride + c[None, :], mask, FULL)
     h = only(mask, (h - middle[None, :]) * r[None, :], FULL)
     if P > 0:
-        at = n * (HW * C) + rows[:, None] * C + c[None, :]
-        d = tl.where(kept(tl.load(seed).to(tl.uint32), at, P), d * (1.0 / (1.0 - P)), 0.0)
+        d = tl.where(kept(seed, n, rows[:, None] * C + c[None, :], P), d * (1.0 / (1.0 - P)), 0.0)
     if SILU:
         z = h * g[None, :] + b[None, :]
         s = logistic(z, QUICK)
