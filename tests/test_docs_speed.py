@@ -41,6 +41,12 @@ def rate(model, path):
     return speeds(model)[path]["steps_per_second"]
 
 
+def any_order(model, path):
+    """The speed in the run before all kernels were held to a fixed order of adding."""
+    found = [row for row in rows("throughput_any_order.jsonl") if (row["model"], row["path"]) == (model, path)]
+    return next(row["steps_per_second"] for row in found if "steps_per_second" in row)
+
+
 def profile():
     return json.loads((RESULTS / "step_profile.json").read_text())
 
@@ -75,8 +81,9 @@ def test_the_set_up_times_are_those_measured():
     assert table("set-up") == expected, REMAKE
     assert {(row["at_once"], row["threads"]) for row in measured.values()} == {(2, 16)}
     assert "Both networks were set up at the same time on 16 cores." in PAGE
-    slow = min(measured[model, "filled"]["setup_seconds"] for model in MODELS) > 20
-    assert slow == ("Our aim is less than 20 s for a second run: this is not shown yet." in PAGE)
+    before = {(row["model"], row["caches"]): row for row in rows("throughput_any_order.jsonl") if "caches" in row}
+    earlier = [f"{before['small', caches]['setup_seconds']:.0f} s" for caches in ("empty", "filled")]
+    assert f"an earlier run had {earlier[0]} and {earlier[1]}" in PAGE
 
 
 def test_the_profile_is_that_of_the_file():
@@ -157,14 +164,14 @@ def test_what_is_said_of_the_speeds_is_in_the_file():
     work = [found["fast"]["operations_per_step"] for found in (small, paper)]
     assert f"has {work[1] / work[0]:.1f} times the arithmetic" in PAGE
     assert f"a step would take {1e3 * work[0] / PEAK:.1f} ms and {1e3 * work[1] / PEAK:.1f} ms" in PAGE
-    assert {f"{1e3 / speed:.0f} ms" for speed in script} == {"78 ms"}
-    assert "the script takes 78 ms for either" in PAGE
+    assert f"the script takes {1e3 / script[0]:.0f} ms and {1e3 / script[1]:.0f} ms" in PAGE
     adaptive = [found["fast"]["steps_per_second"] / found["fast, adaptive"]["steps_per_second"] for found in (small, paper)]
     assert f"takes {adaptive[0]:.3f} times uniform's time per step with the small network and {adaptive[1]:.3f} times" in PAGE
     spread = [
         100 * (paper[p]["fastest"] - paper[p]["slowest"]) / paper[p]["steps_per_second"] for p in ("fast", "script, fp32")
     ]
-    assert f"of the large network are {spread[0]:.1f} % apart, the fp32 script's {spread[1]:.0f} %" in PAGE
+    assert spread[0] < 0.1
+    assert f"of the large network are less than 0.1 % apart, the fp32 script's {spread[1]:.0f} %" in PAGE
     low = [found["script, bf16"]["steps_per_second"] / base for found, base in zip((small, paper), script, strict=True)]
     assert f"**bf16 in a script**: {low[0]:.2f} and {low[1]:.2f} times" in PAGE
     compiled = [found["plain, compiled"]["steps_per_second"] / base for found, base in zip((small, paper), script, strict=True)]
@@ -179,8 +186,13 @@ def test_what_is_said_of_the_earlier_run_is_in_its_file():
     assert f"made {script[0]:.1f} and {script[1]:.1f} steps a second (" in PAGE
     assert f"would be {now[0] / script[0]:.1f} and {now[1] / script[1]:.1f} times as fast" in PAGE
     assert f"from {plain[0]:.1f} to {tried[0]:.1f} and from {plain[1]:.1f} to {tried[1]:.1f} steps a second" in PAGE
-    fixed = [earlier[model, "fast, deterministic"] for model in MODELS]
-    assert fixed == pytest.approx(plain, rel=0.002)  # "this cost nothing that we could measure"
+    before = [[any_order(model, path) for model in MODELS] for path in ("fast", "graphs")]
+    assert "which made {:.1f} and {:.1f} steps a second)".format(*before[0]) in PAGE
+    graphs = [rate(model, "graphs") for model in MODELS]
+    assert "`graphs` made {:.1f} and {:.1f} steps a second while".format(*before[1]) in PAGE
+    assert f"and makes {graphs[0]:.1f} and {graphs[1]:.1f} now" in PAGE
+    free = [rate(model, "fast, any kernel") / rate(model, "fast") for model in MODELS]
+    assert f"the same step is {free[0]:.2f} and {free[1]:.2f} times as fast" in PAGE
 
 
 def test_what_is_said_of_the_profile_is_in_the_file():
@@ -194,7 +206,7 @@ def test_what_is_said_of_the_profile_is_in_the_file():
         reached.append(100 * found["operations_per_step"]["convolutions"] / (convolutions * 1e-6) / PEAK)
         casts.append(100 * kinds["casts alone"]["microseconds"] / whole)
         norms.append(f"{100 * kinds['normalisation']['microseconds'] / whole:.0f}")
-        assert whole == pytest.approx(1e6 / rate(model, "fast"), rel=0.02)  # the GPU does not wait
+        assert whole == pytest.approx(1e6 / any_order(model, "fast"), rel=0.02)  # the GPU does not wait
         assert round(found["launches"], -2) == 1500
         assert sum(found["operations_per_step"].values()) == speeds(model)["fast"]["operations_per_step"]
     assert f"**convolutions**, {share[0]:.0f} % and {share[1]:.0f} % of it" in PAGE
@@ -241,9 +253,8 @@ def test_readme_and_changelog_take_their_figures_from_the_files():
         f"a plain fp32 script makes {paper_script:.1f}, and {small:.1f} instead of {small_script:.1f} with a 9.0 M one"
         in README
     )
-    adaptive = {f"{rate(model, 'fast') / rate(model, 'fast, adaptive'):.2f}" for model in MODELS}
-    assert adaptive == {"1.01"}
-    assert "`adaptive` takes 1.01 times uniform's time" in README
+    adaptive = sorted(rate(model, "fast") / rate(model, "fast, adaptive") for model in MODELS)
+    assert f"`adaptive` takes {adaptive[0]:.2f} to {adaptive[1]:.2f} times uniform's time" in README
     (total,) = [r["seconds"] for r in rows("generation.jsonl") if (r["part"], r["path"]) == ("total", "fused, graph")]
     assert f"50 DDIM steps and their FID take {total:.1f} s" in README
     assert f"their features and the FID in {total:.1f} s" in CHANGELOG
