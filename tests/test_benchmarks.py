@@ -264,3 +264,11 @@ def test_the_table_of_the_longer_runs_is_that_of_the_rows():
     for schedule, spec, *cells in shown:
         expected = [[found[schedule, spec.strip("`"), seed, share] for seed in (2, 3)] for share in (0.25, 0.5, 0.75, 1.0)]
         assert cells == [" / ".join(f"{value:.3f}" for value in pair) for pair in expected]
+
+
+@pytest.mark.parametrize("name", ["CIFAR-10 strata", "CIFAR-10 field"])
+def test_the_tables_of_cifar10_are_those_of_the_rows(benchmark, monkeypatch, name):
+    monkeypatch.syspath_prepend(BENCHMARKS.parent / "docs")
+    lines = benchmark("make_cifar10_tables").TABLES[name]()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert cells == table_of(name), "run docs/make_cifar10_tables.py"
