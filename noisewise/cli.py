@@ -1,4 +1,4 @@
-"""The command line: noisewise train | generate | evaluate | compare | analyze | report | encode.
+"""The command line: noisewise train | generate | evaluate | compare | analyze | report | preview | encode.
 
 Each command's own module is imported when it is called, so that `noisewise --help` is quick and needs no extra.
 """
@@ -17,6 +17,7 @@ COMMANDS = {
     "compare": ("study.compare", "train with several samplers under the same conditions and compare them"),
     "analyze": ("study.analyze_command", "look inside training: gradients, interdependence, densities, overhead"),
     "report": ("study.report.command", "a run or a comparison as one HTML file, or live in the browser"),
+    "preview": ("preview_command", "show which noise levels a recipe draws and how much they count, before any training"),
     "encode": ("training.encode_command", "turn images into latents with an autoencoder"),
 }
 """The module of each command, whose main takes the other arguments, and what it does."""
@@ -60,7 +61,7 @@ def _reporting_errors(command: Callable[[], int]) -> int:
             raise
         print(f"noisewise: {error}; this command needs the extras: pip install 'noisewise[train]'", file=sys.stderr)
         return 1
-    except (ValueError, TypeError, OSError, RuntimeError, FloatingPointError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError, FloatingPointError, ImportError) as error:
         if os.environ.get("NOISEWISE_TRACEBACK"):
             raise
         print(f"noisewise: {error}", file=sys.stderr)

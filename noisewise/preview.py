@@ -1,16 +1,26 @@
 """See a recipe before training: how often each noise level is drawn (p), how much it counts (w), and their product."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from noisewise.diagnostics import mean_density
 from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers import Sampler
 from noisewise.weighting import NoWeight, Weighting
+
+Axis = Literal["u", "time", "log_snr"]
+WeightOf = Literal["eps", "model"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+WEIGHT_OF: tuple[WeightOf, ...] = get_args(WeightOf)
+CURVES = ("p", "w", "pw")
+AT = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
@@ -23,43 +33,65 @@ class Preview:
     u: np.ndarray
     time: np.ndarray
     log_snr: np.ndarray
+    time_rate: np.ndarray
+    """dt / du, where t is the time that the model is fed."""
     log_snr_rate: np.ndarray
     p: np.ndarray
     w: np.ndarray
     pw: np.ndarray
+    importance: np.ndarray
+    """The sampler's importance weight."""
+    process: Process
     title: str = ""
 
-    def quantiles(self, at: tuple[float, ...] = (0.05, 0.25, 0.5, 0.75, 0.95)) -> dict[str, list[float]]:
-        """Where those shares of the draws (p) and of the objective (p w) lie, as u."""
+    def quantiles(self, at: Sequence[float] = AT, axis: Axis = "u") -> dict[str, list[float]]:
+        """Where those shares of the draws (p) and of the objective (pw) lie, least noise first: as u, time or log SNR."""
         edges = np.linspace(0, 1, len(self.u) + 1)
         result = {}
-        for name, curve in (("p", self.p), ("pw", self.pw)):
+        for name in ("p", "pw"):
+            curve = getattr(self, name)
             cumulative = np.concatenate([[0], np.cumsum(curve)]) / curve.sum()
-            result[name] = np.interp(at, cumulative, edges).tolist()
+            u = torch.from_numpy(np.interp(at, cumulative, edges))
+            result[name] = (u if axis == "u" else getattr(self.process, _axis(axis))(u.float())).tolist()
         return result
 
+    def shares(self, parts: int = 3) -> dict[str, list[float]]:
+        """The share of the draws (p) and of the objective (pw) in equal parts of u, least noise first."""
+        if parts < 1:
+            raise ValueError(f"parts must be >= 1, got {parts}")
+        edges = np.linspace(0, 1, len(self.u) + 1)
+        cumulative = {name: np.concatenate([[0], np.cumsum(getattr(self, name))]) for name in ("p", "pw")}
+        at = np.linspace(0, 1, parts + 1)
+        return {name: (np.diff(np.interp(at, edges, mass)) / mass[-1]).tolist() for name, mass in cumulative.items()}
+
+    @property
+    def effective_share(self) -> float:
+        """The effective sample size of the importance weights, over the number of samples: 1 without a correction."""
+        mean, square = (self.p * self.importance).mean(), (self.p * self.importance**2).mean()
+        return float(mean**2 / (square * self.p.mean()))
+
+    def over(self, axis: Axis, curve: str) -> np.ndarray:
+        """A curve over another axis: a density is divided by the axis's rate and has integral 1 there, a weight stays."""
+        values: np.ndarray = getattr(self, curve)
+        if _axis(axis) == "u" or curve == "w":
+            return values
+        return values / np.abs(getattr(self, f"{axis}_rate"))
+
+    @property
+    def bounded_time(self) -> bool:
+        """Whether the model's time has two ends, so that densities can be compared with an even spread between them."""
+        return self.process.steps is not None or float(np.ptp(self.time_rate)) < 1e-3 * float(np.abs(self.time_rate).max())
+
+    def shown(self, axis: Axis, curve: str) -> np.ndarray:
+        """As it is drawn: `over`, but 1 where all times are drawn alike if time is bounded."""
+        even = axis == "time" and curve != "w" and self.bounded_time
+        return self.over(axis, curve) * (np.abs(self.time_rate).mean() if even else 1.0)
+
     def plot(self, path: str | Path) -> Path:
-        """Draw the curves over u and over log SNR into a picture file (needs matplotlib)."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise ImportError("drawing needs matplotlib: pip install 'noisewise[train]'") from None
-        figure = Figure(figsize=(10, 3.6), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        for name, colour, style in (("p", "#0072B2", "-"), ("w", "#E69F00", "--"), ("pw", "#009E73", "-")):
-            label = {"p": "p: how often drawn", "w": "w: how much it counts", "pw": "p·w: the objective"}[name]
-            curve = getattr(self, name)
-            left.plot(self.u, curve, color=colour, linestyle=style, label=label)
-            finite = np.isfinite(self.log_snr)
-            # densities change with the axis, weights do not
-            scale = 1 if name == "w" else 1 / np.abs(self.log_snr_rate[finite])
-            right.plot(self.log_snr[finite], curve[finite] * scale, color=colour, linestyle=style, label=label)
-        left.set(xlabel="u (0: least noise, 1: most)", ylabel="relative to uniform", ylim=(0, None))
-        right.set(xlabel="log SNR (noise to the left)", ylabel="per unit of log SNR (w: relative)", ylim=(0, None))
-        left.legend(frameon=False)
-        figure.suptitle(self.title)
-        figure.savefig(path, dpi=150)
-        return Path(path)
+        """Draw the curves over the model's time and over log SNR into a picture file (needs matplotlib)."""
+        from noisewise.preview_picture import draw_previews
+
+        return draw_previews([self], path, self.title)
 
 
 @torch.no_grad()
@@ -70,18 +102,60 @@ def preview(
     *,
     objective: Objective | None = None,
     bins: int | None = None,
+    weight_of: WeightOf = "eps",
     title: str = "",
 ) -> Preview:
-    """The curves p, w and p·w of a sampler and a weighting (of the eps-loss) on a process, before any training."""
+    """The curves p, w and p·w of a sampler and a weighting on a process, before any training.
+
+    Args:
+        sampler: draws the noise levels; a learning one shows what it draws before it has learned.
+        weighting: weighs their losses; None for none.
+        process: the noising process.
+        objective: what the model predicts; eps if absent.
+        bins: equal intervals of u.
+        weight_of: whether w multiplies the "eps"-loss, in which all predictions can be compared, or the "model"'s own loss.
+        title: of the picture.
+    """
+    if weight_of not in WEIGHT_OF:
+        raise ValueError(f"unknown weight_of {weight_of!r}: choose one of {', '.join(WEIGHT_OF)}")
     bins = bins or min(process.steps or 500, 1000)
     u = (torch.arange(bins) + 0.5) / bins
     density = mean_density(sampler, bins)
     p, correction = density.cpu(), sampler._weight(density, None).cpu()
-    w = (weighting or NoWeight())(objective or Objective(process), u)
+    objective, weighting = objective or Objective(process), weighting or NoWeight()
+    w = weighting(objective, u) if weight_of == "eps" else weighting.weights(objective, u)
     if bool((w < 0).any()):
         raise ValueError(f"this weighting is negative at u = {float(u[w.argmin()]):.3f}; a loss weight must not be")
     corrected = p * correction
     w = w / (corrected * w).mean().clamp(min=1e-30)
-    log_snr, rate = process.log_snr(u), process.log_snr_rate(u)
-    curves = {"u": u, "time": process.time(u), "log_snr": log_snr, "log_snr_rate": rate, "p": p, "w": w, "pw": corrected * w}
-    return Preview(**{name: curve.double().numpy() for name, curve in curves.items()}, title=title)
+    curves = {
+        "u": u,
+        "time": process.time(u),
+        "log_snr": process.log_snr(u),
+        "time_rate": _time_rate(process, bins),
+        "log_snr_rate": process.log_snr_rate(u),
+        "p": p,
+        "w": w,
+        "pw": corrected * w,
+        "importance": correction,
+    }
+    return Preview(**{name: curve.double().numpy() for name, curve in curves.items()}, process=process, title=title)
+
+
+def _time_rate(process: Process, bins: int) -> Tensor:
+    """dt / du in equal intervals of u; timesteps are joined by straight lines, since a staircase has no rate."""
+    if process.steps is None:
+        return process.time(torch.linspace(0, 1, bins + 1, dtype=torch.float64)).diff() * bins
+    if process.steps == 1:
+        return torch.ones(bins)
+    times = process.time((torch.arange(process.steps) + 0.5) / process.steps).double().numpy()
+    middles = (times[1:] + times[:-1]) / 2
+    edges = np.concatenate([[2 * times[0] - middles[0]], middles, [2 * times[-1] - middles[-1]]])
+    at = np.interp(np.linspace(0, 1, bins + 1), np.linspace(0, 1, process.steps + 1), edges)
+    return torch.from_numpy(np.diff(at) * bins)
+
+
+def _axis(axis: str) -> str:
+    if axis not in AXES:
+        raise ValueError(f"unknown axis {axis!r}: choose one of {', '.join(AXES)}")
+    return axis

@@ -376,3 +376,4 @@ PROCESSES: dict[str, Callable[..., Process]] = {
     "edm": EDM,
     "flow": Flow,
 }
+"""The names of spec strings."""

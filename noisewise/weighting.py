@@ -135,40 +135,54 @@ class OfLogSNR(Weighting):
 
 
 class MinSNR(OfLogSNR):
+    """Min-SNR-gamma (Hang et al. 2023): 1 where SNR <= gamma, gamma / SNR above."""
+
     def __init__(self, gamma: float = 5.0) -> None:
         _check_positive("gamma", gamma)
         super().__init__(partial(min_snr, gamma=gamma))
 
 
 class SoftMinSNR(OfLogSNR):
+    """The smooth Min-SNR of Crowson et al. 2024: gamma / (SNR + gamma)."""
+
     def __init__(self, gamma: float = 5.0) -> None:
         _check_positive("gamma", gamma)
         super().__init__(partial(soft_min_snr, gamma=gamma))
 
 
 class P2(OfLogSNR):
+    """P2 (Choi et al. 2022): 1 / (k + SNR)^gamma."""
+
     def __init__(self, k: float = 1.0, gamma: float = 1.0) -> None:
         _check_positive("k", k)
         super().__init__(partial(p2, k=k, gamma=gamma))
 
 
 class Debiased(OfLogSNR):
+    """Debiased estimation (Yu et al. 2024): 1 / sqrt(SNR)."""
+
     def __init__(self) -> None:
         super().__init__(debiased)
 
 
 class EDMWeight(OfLogSNR):
+    """EDM's weight (Karras et al. 2022): 1 on what a network with the "edm" prediction returns."""
+
     def __init__(self, sigma_data: float = 0.5) -> None:
         _check_positive("sigma_data", sigma_data)
         super().__init__(partial(edm, sigma_data=sigma_data))
 
 
 class SigmaSqrt(OfLogSNR):
+    """SD3's sigma_sqrt (Esser et al. 2024): 1 / t^2 on the flow loss."""
+
     def __init__(self) -> None:
         super().__init__(sigma_sqrt)
 
 
 class CosMapWeight(OfLogSNR):
+    """SD3's cosmap (Esser et al. 2024): 2 / (pi (1 - 2t + 2t^2)) on the flow loss."""
+
     def __init__(self) -> None:
         super().__init__(cosmap)
 
@@ -304,6 +318,7 @@ WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
     "change_aware": ChangeAware,
     "learned": Learned,
 }
+"""The names of spec strings."""
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from noisewise import DDPM, SAMPLERS, WEIGHTINGS, AdaptiveSampler, Sampler, build
 from noisewise.samplers.adaptive import ESTIMATORS
@@ -321,16 +323,72 @@ def test_card_specs_use_the_name(page: str) -> None:
     assert all(re.search(rf"\b{name}\b", line) for block in fenced(page, "spec") for line in block.split())
 
 
-@pytest.mark.parametrize("page", ["index.md", "own-sampler.md"])
-def test_python_blocks_run(page: str) -> None:
+# Every block of code is run: pages with commands by test_docs_commands.py, in their order; all others here
+
+
+README = "../README.md"
+PROGRAMS = [page for page in PAGES if fenced(page, "python") and not fenced(page, "sh")] + [README]
+LOOP = """
+import torch
+from noisewise import DDPM, AdaptiveSampler, Objective
+
+network = torch.nn.Linear(3, 3)
+model = lambda x, time: network(x)
+optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+loader = micro_batches = torch.randn(5, 8, 3).unbind()
+sampler = AdaptiveSampler(DDPM.linear())
+losses_of = lambda x0, u: Objective(sampler.process).losses(model, x0, u)
+loss_at = lambda rows, u: losses_of(x0[rows], u)
+"""
+PREAMBLES = {README: LOOP, "distributed.md": LOOP}
+"""Names that a page takes for granted."""
+LANGUAGES = {"python", "sh", "spec", "text", "yaml", "diff"}
+
+
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, in one namespace, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join([PREAMBLES.get(page, ""), *fenced(page, "python")])
     before = dict(SAMPLERS)
-    blocks = fenced(page, "python")
-    assert blocks
-    try:
-        exec(compile("\n".join(blocks), page, "exec"), {"__name__": "docs"})
-    finally:
-        SAMPLERS.clear()
-        SAMPLERS.update(before)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        try:
+            exec(compile(code, page, "exec"), {"__name__": "docs"})
+        finally:
+            SAMPLERS.clear()
+            SAMPLERS.update(before)
+            if "accelerate.state" in sys.modules:
+                sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.parametrize("page", [*PAGES, README])
+def test_no_block_of_code_escapes(page: str) -> None:
+    """A fence that is indented, or in a language with another name, would not be run and nobody would know."""
+    fences = [line for line in (DOCS / page).read_text().splitlines() if re.match(r"\s*(```|~~~)", line)]
+    assert fences[1::2] == ["```"] * (len(fences) // 2), "indented, or not closed"
+    assert {line.removeprefix("```") for line in fences[::2]} <= LANGUAGES
+    for block in fenced(page, "text"):
+        assert not re.search(r"^(import|from) \w", block, re.MULTILINE), "a program: call it python"
+
+
+def test_the_start_page_describes_the_demo_as_the_readme_does() -> None:
+    """Whose numbers test_readme.py compares with the file."""
+    sentences = [
+        " ".join(re.search(r"Here, after .*?\sagree", (DOCS / page).read_text(), re.DOTALL)[0].split())  # type: ignore[index]
+        for page in ("index.md", README)
+    ]
+    assert sentences[0] == sentences[1]
+
+
+def test_the_page_on_reports_has_the_losses_of_the_demo() -> None:
+    losses = {(row["sampler"], row["seed"]): np.array(row["held_out"]) for row in result_rows("demo_digits.jsonl")}
+    ratio = {name: np.mean([losses[name, s] / losses["uniform", s] for s in (0, 1)], 0) for name in ("minsnr", "adaptive")}
+    (shown,) = re.findall(r"^In the demo `minsnr`.*$", (DOCS / "reading-a-report.md").read_text(), re.MULTILINE)
+    first, last, *adaptive = re.findall(r"\b\d\.\d\d\b", shown)
+    assert [first, last] == [f"{ratio['minsnr'][i]:.2f}" for i in (0, -1)]
+    assert adaptive == [f"{ratio['adaptive'][i]:.2f}" for i in (0, -1)]
+    assert f"first of {len(ratio['minsnr'])} levels" in shown
 
 
 def test_own_sampler_page_shows_the_example() -> None:

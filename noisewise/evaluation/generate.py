@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from noisewise.evaluation.guidance import denoiser
-from noisewise.evaluation.noise import normals
 from noisewise.evaluation.replay import replayed
 from noisewise.evaluation.solvers import Solver, default_solver
+from noisewise.noise import normals
 from noisewise.objective import Objective
 
 

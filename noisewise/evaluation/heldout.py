@@ -4,41 +4,27 @@ Two models, two runs or two machines can be compared to the last digits that the
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from noisewise.evaluation.noise import normals
 from noisewise.evaluation.replay import replayed
 from noisewise.feedback import preserved_random_state
 from noisewise.objective import Objective
 from noisewise.samplers.random import stream_key
 from noisewise.training.data import Source
-from noisewise.weighting import Weighting
-
-NOISE_SEED = 0x6C6F7373  # "loss": apart from the noise of generated images
+from noisewise.validation import NOISE_SEED, Validation, batch_sums, from_sums
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Mean losses at the middle of equal intervals of u, least noise first."""
-
-    u: Tensor
-    loss: Tensor
-    error: Tensor  # standard error of each mean
-    images: int
+class HeldOut(Validation):
+    """The validation of a run: mean losses at the middle of equal intervals of u, least noise first."""
 
     @property
-    def mean(self) -> float:
-        """Over all levels: the loss of uniform sampling."""
-        return float(self.loss.mean())
-
-    def weighted(self, weighting: Weighting, objective: Objective) -> float:
-        """The mean with a weight on each level."""
-        return float((weighting.weights(objective, self.u.float()).double().cpu() * self.loss).mean())
+    def images(self) -> int:
+        """How many there were at each level."""
+        return self.samples
 
 
 @torch.no_grad()
@@ -74,25 +60,19 @@ def held_out_losses(
         if value < 1:
             raise ValueError(f"{name} must be >= 1, got {value}")
     count = len(source) if images is None else min(images, len(source))
-    u = (torch.arange(levels, dtype=torch.float64) + 0.5) / levels
-    call, at = replayed(model), u.float().to(device)
-    sums = torch.zeros(2, levels, dtype=torch.float64, device=device)  # there until the end: the host need not wait
+    call, table = replayed(model), []
     for first in range(0, count, batch):
         rows = np.arange(first, min(first + batch, count))
         values, labels = source.read(rows)
         x0 = decoded(source, values, rows.tolist(), seed ^ NOISE_SEED).to(device)
-        numbers = torch.from_numpy(rows).to(device)
         told = (labels.to(device),) if classes and labels is not None else ()
-        for level in range(levels):
-            noise = normals(seed ^ NOISE_SEED, numbers, level, source.shape)
-            losses = objective.losses(call, x0, at[level].expand(len(x0)), noise, *told).double()
-            sums[:, level] += torch.stack([losses.sum(), losses.square().sum()])
-            if progress is not None:
-                progress(len(rows))
-    sums = sums.cpu()
-    mean = sums[0] / count
-    variance = (sums[1] / count - mean**2).clamp(min=0) * count / max(count - 1, 1)
-    return HeldOut(u, mean, (variance / count).sqrt(), count)
+
+        def losses_at(told: tuple[Tensor, ...], u: Tensor, noise: Tensor, x0: Tensor = x0) -> Tensor:
+            return objective.losses(call, x0, u, noise, *told)
+
+        table.append(batch_sums(losses_at, told, x0, first, levels, seed, progress=progress))
+    found = from_sums(torch.stack(table).cpu(), objective)
+    return HeldOut(found.u, found.loss, found.error, found.samples, objective)
 
 
 def decoded(source: Source, values: Tensor, rows: list[int], seed: int) -> Tensor:

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisewise.evaluation.noise import normals
 from noisewise.evaluation.solvers.path import DATA, Denoise, Level, added_variance, posterior_variance
 from noisewise.evaluation.spacing import grid
+from noisewise.noise import normals
 from noisewise.processes import Process
 from noisewise.training.data import Source
 

@@ -36,6 +36,7 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "paper_celebahq": paper_celebahq,
     "paper_imagenet": paper_imagenet,
 }
+"""The names of spec strings."""
 
 __all__ = [
     "SAMPLERS",

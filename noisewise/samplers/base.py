@@ -10,6 +10,7 @@ inverse CDF. The loop is always the same:
         optimizer.step()
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ LossAt = Callable[[Any, Tensor], Tensor]
 
 DRAWS = ("independent", "stratified", "antithetic")
 GRID = 4096
+FORGOTTEN = 1000  # batches without a step after which `observe` was probably forgotten: nobody accumulates so many
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,13 @@ class Sampler(nn.Module):
             self.to(device)
         u, density, weight = self._draw(self._uniforms(n, device, generator), data)
         self.micro += 1
+        if self.micro == FORGOTTEN and not self.constant:
+            warnings.warn(
+                f"{FORGOTTEN} batches were drawn from {type(self).__name__} and none was observed, so it cannot learn: put "
+                "`with sampler.observe(draw, losses.detach()):` around optimizer.step()",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return Draw(u, self.process.time(u), weight, density, self._kept(data), n)
 
     @contextmanager

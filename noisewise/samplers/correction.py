@@ -23,13 +23,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Correction:
-    """One of the rows above; `Correction.parse("clipped(5)")`."""
+    """Importance weights of one kind: none, unbiased, clipped(c) or tempered(p); `Correction.parse("clipped(5)")`."""
 
     kind: str = "none"
     value: float = 1.0
 
     @classmethod
     def parse(cls, text: "str | Correction") -> "Correction":
+        """From what is written in specs, such as "unbiased" or "clipped(5)"."""
         if isinstance(text, Correction):
             return text
         match = re.fullmatch(r"\s*(\w+)\s*(?:\(\s*([^)]+?)\s*\))?\s*", text)

@@ -8,8 +8,8 @@ import torch
 from noisewise import DDPM, EDM, Flow, Objective
 from noisewise.evaluation.generate import generate, generate_batches
 from noisewise.evaluation.guidance import denoiser
-from noisewise.evaluation.noise import normals
 from noisewise.evaluation.solvers import default_solver
+from noisewise.noise import normals
 from tests.training.small_models import CLASSES, SHAPE, small, stirred
 
 OBJECTIVES = [Objective(DDPM.linear()), Objective(EDM(), "edm"), Objective(Flow(time_scale=1000), "flow")]

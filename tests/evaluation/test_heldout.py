@@ -8,8 +8,9 @@ import torch
 
 from noisewise import DDPM, EDM, Flow, Objective
 from noisewise.evaluation.heldout import NOISE_SEED, held_out_losses
-from noisewise.evaluation.noise import normals
+from noisewise.noise import normals
 from noisewise.training.data import Synthetic, open_data
+from noisewise.validation import validate
 from noisewise.weighting import MinSNR
 from tests.training.small_models import small, stirred
 
@@ -45,6 +46,16 @@ def test_equals_a_loop_over_images_and_levels(objective):
     torch.testing.assert_close(result.u, torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9], dtype=torch.float64))
     assert result.images == 7
     assert result.mean == pytest.approx(float(each.mean()), rel=1e-6)
+
+
+def test_equals_validate_bit_for_bit():
+    source = Synthetic((1, 4, 4), count=11)
+    x0 = source.decode(source.read(np.arange(11))[0])
+    found = held_out_losses(scale, OBJECTIVES[0], source, levels=5, batch=4, seed=3)
+    same = validate(lambda x, u, noise: OBJECTIVES[0].losses(scale, x, u, noise), x0.split(4), OBJECTIVES[0], levels=5, seed=3)
+    assert torch.equal(found.loss, same.loss)
+    assert torch.equal(found.error, same.error)
+    assert found.quartiles == same.quartiles
 
 
 @pytest.mark.parametrize("kind", ["pictures", "latents"])

@@ -11,9 +11,9 @@ from torch import nn
 from noisewise import DDPM, EDM, Objective
 from noisewise.evaluation.generate import generate
 from noisewise.evaluation.heldout import NOISE_SEED, held_out_losses
-from noisewise.evaluation.noise import normals
 from noisewise.evaluation.replay import Replay, _Premise, replayed
 from noisewise.evaluation.solvers import default_solver
+from noisewise.noise import normals
 from noisewise.training.data import open_data
 from tests.training.small_models import CLASSES, SHAPE, batch, small, stirred
 

@@ -7,9 +7,9 @@ import torch
 from diffusers import DDPMScheduler
 
 from noisewise.evaluation.guidance import denoiser
-from noisewise.evaluation.noise import normals
 from noisewise.evaluation.solvers import SOLVERS, Solver, default_solver, solve, start
 from noisewise.evaluation.spacing import SPACINGS, grid
+from noisewise.noise import normals
 from noisewise.objective import PREDICTIONS, Objective
 from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow
 from tests.evaluation.toy import images, in_order, toy

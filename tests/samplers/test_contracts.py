@@ -5,6 +5,8 @@ import gc
 import io
 import random
 import tracemalloc
+import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -280,3 +282,19 @@ def test_an_exception_in_the_block_passes_and_counts_no_step():
 def test_wrong_corrections_are_explained(text):
     with pytest.raises(ValueError, match=r"correction|clipped|tempered"):
         Correction.parse(text)
+
+
+def test_a_forgotten_observe_is_noticed():
+    sampler = build("adaptive", DDPM.linear()).sampler
+    for _ in range(999):
+        sampler.sample(2)
+    with pytest.warns(RuntimeWarning, match=r"none was observed, so it cannot learn: put `with sampler.observe"):
+        sampler.sample(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for spec in ("uniform", "adaptive"):
+            sampler = build(spec, DDPM.linear()).sampler
+            for _ in range(1001):
+                draw = sampler.sample(2)
+                with sampler.observe(draw, draw.u) if spec == "adaptive" else nullcontext():
+                    pass

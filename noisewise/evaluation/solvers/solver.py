@@ -87,7 +87,9 @@ class Solver:
         name: one of `SOLVERS`.
         steps: how many.
         spacing: of the levels, see `noisewise.evaluation.spacing`.
-        rho, sigma_min, sigma_max: settings of the spacing "karras".
+        rho: exponent of the spacing "karras".
+        sigma_min: its least noise; by default 0.002, and never less than the process has.
+        sigma_max: its most noise; by default 80, and never more than the process has.
         options: the solver's own, such as {"eta": 0.5}.
     """
 

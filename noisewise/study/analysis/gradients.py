@@ -14,8 +14,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from noisewise.evaluation.noise import normals
 from noisewise.feedback import preserved_buffers, preserved_random_state
+from noisewise.noise import normals
 from noisewise.processes import Process
 from noisewise.samplers.random import stream_key, uniforms
 from noisewise.spec import build_weighting

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from noisewise.evaluation.heldout import decoded
-from noisewise.evaluation.noise import normals
 from noisewise.feedback import Snapshot, preserved_random_state, set_aside_gradients
+from noisewise.noise import normals
 from noisewise.processes import Process
 from noisewise.samplers.histogram import Histogram, TableSampler
 from noisewise.samplers.random import stream_key

@@ -1,7 +1,8 @@
 """Standard normals as a pure function of (seed, image, draw, element).
 
 Image 1,234 starts from the same noise whatever the batch it is generated in, whatever came before it and however many processes
-share the work. Draw 0 is the noise an image starts from, draw k the noise of step k of a stochastic solver.
+share the work. Draw 0 is the noise an image starts from, draw k the noise of step k of a stochastic solver; in validation the
+draw is the noise level.
 
 The bits are SplitMix64's, the normals Box and Muller's: r = sqrt(-2 ln a), (r cos b, r sin b). A library's log, cos and sin may
 differ in the last bit between devices, and even between the middle and the tail of one vector; so they are computed here with
@@ -9,6 +10,7 @@ differ in the last bit between devices, and even between the middle and the tail
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,29 +25,41 @@ _COSINE = [(-1) ** k / math.factorial(2 * k) for k in range(9)]
 _ATANH = [1 / (2 * k + 1) for k in range(11)]
 
 
-def normals(seed: int, images: Tensor, draw: int, shape: tuple[int, ...], device: torch.device | str | None = None) -> Tensor:
+def normals(
+    seed: int, images: Tensor, draw: int | Sequence[int], shape: tuple[int, ...], device: torch.device | str | None = None
+) -> Tensor:
     """Standard normals for a batch of images, float32 of shape (len(images), *shape).
 
     Args:
         seed: any integer; another seed is another set of images.
         images: int64 indices, one an image; equal indices get equal noise.
-        draw: 0 for the start, k for step k.
+        draw: 0 for the start, k for step k; or one number an image.
         shape: of one image.
         device: where to make them; that of `images` if absent.
     """
     if images.ndim != 1 or images.dtype != torch.int64:
         raise ValueError(f"images must be a vector of int64 indices, got {images.dtype} of shape {tuple(images.shape)}")
-    if draw < 0:
-        raise ValueError(f"draw must be 0 (the start) or the number of a step, got {draw}")
+    if not isinstance(draw, int) and len(draw) != len(images):
+        raise ValueError(f"draw must be one number, or one an image, so {len(images)} of them, got {len(draw)}")
+    lowest = draw if isinstance(draw, int) else min(draw, default=0)
+    if lowest < 0:
+        raise ValueError(f"draw must be 0 (the start) or the number of a step, got {lowest}")
     if any(size < 1 for size in shape):
         raise ValueError(f"shape must be that of one image, every size at least 1, got {tuple(shape)}")
     images = images.to(device if device is not None else images.device)
     count = math.prod(shape)
-    key = _mix(images * _signed(GOLDEN) + _signed(stream_key(STREAM, seed, draw)))
+    key = _mix(images * _signed(GOLDEN) + _streams(seed, draw, images.device))
     # Mixed before the key is added, so that no two images can read the same run of one sequence, a few places apart.
     element = _mix(torch.arange(1, (count + 1) // 2 + 1, dtype=torch.int64, device=images.device) * _signed(GOLDEN))
     word = _mix(element + key[:, None])
     return torch.stack(_box_muller((word >> 32) & LOW, word & LOW), -1).flatten(1)[:, :count].reshape(len(images), *shape)
+
+
+def _streams(seed: int, draw: int | Sequence[int], device: torch.device) -> int | Tensor:
+    """What sets one draw's bits apart from another's."""
+    if isinstance(draw, int):
+        return _signed(stream_key(STREAM, seed, draw))
+    return torch.tensor([_signed(stream_key(STREAM, seed, one)) for one in draw], dtype=torch.int64, device=device)
 
 
 def _box_muller(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,91 @@
+"""The draws and losses since the last optimizer step, and whether they came in the right order."""
+
+from typing import Any
+
+from torch import Tensor
+
+from noisewise.samplers import Draw, LossAt, Sampler
+
+
+class StepSkipped(Exception):
+    """Leaves the sampler's block without teaching it anything: the optimizer made no step in it (fp16 overflowed)."""
+
+
+class Pending:
+    """What micro-batches hand over until the optimizer steps: each `drawn` is followed by one `add`, `take` empties it.
+
+    Args:
+        hand_over: the line that the user has to write after each draw, for errors.
+    """
+
+    def __init__(self, hand_over: str) -> None:
+        self.hand_over = hand_over
+        self.waiting: Draw | None = None  # drawn, its losses not yet known
+        self.draws: list[Draw] = []
+        self.losses: list[Tensor] = []
+        self.loss_at: LossAt | None = None
+
+    def check_may_draw(self) -> None:
+        """An error if the losses of the last draw were never handed over."""
+        if self.waiting is not None:
+            raise RuntimeError(
+                "sample() was called again before the losses of the last draw were handed over, so the sampler could never "
+                f"learn from them: write {self.hand_over} once for each sample(), also when gradients are accumulated. "
+                "If that batch is not to be trained on, call drop() first"
+            )
+
+    def drawn(self, draw: Draw) -> None:
+        """Remember a draw until its losses are known."""
+        self.waiting = draw
+
+    def add(self, draw: Draw, losses: Tensor, loss_at: LossAt | None) -> None:
+        """Take the losses of the last draw."""
+        check_losses(draw, losses)
+        if self.waiting is None:
+            raise RuntimeError(
+                f"losses were handed over without a draw: call draw = ...sample(x0) first, then {self.hand_over}, once each"
+            )
+        if draw is not self.waiting:
+            raise ValueError("this is not the draw of the last sample(): hand over the losses of each draw before the next one")
+        self.waiting = None
+        self.draws.append(draw)
+        self.losses.append(losses.detach().float())
+        self.loss_at = loss_at
+
+    def take(self) -> tuple[list[Draw], list[Tensor], LossAt | None]:
+        """All that was handed over since the last call, and the last batch's `loss_at`."""
+        taken = self.draws, self.losses, self.loss_at
+        self.drop()
+        return taken
+
+    def drop(self) -> None:
+        """Forget everything."""
+        self.waiting, self.loss_at = None, None
+        self.draws, self.losses = [], []
+
+
+def check_losses(draw: Draw, losses: Any) -> None:
+    """An error that says what to do if the losses are not one a sample."""
+    if not isinstance(losses, Tensor):
+        raise TypeError(f"losses must be a tensor with one loss a sample, got {type(losses).__name__}")
+    if losses.shape != draw.u.shape:
+        fix = {
+            0: "this is the mean over the batch; take the losses before it (reduction='none', or Objective.losses)",
+            1: "they belong to another batch or to a part of this one; hand over those of all rows that were drawn for",
+        }.get(losses.ndim, "average over a sample's elements but not over the batch: losses.flatten(1).mean(1)")
+        raise ValueError(f"losses must be one a sample, {tuple(draw.u.shape)}, got {tuple(losses.shape)}: {fix}")
+
+
+def check_sampler(sampler: Any) -> Sampler:
+    """The sampler, or an error that says what was handed over instead."""
+    if isinstance(sampler, Sampler):
+        return sampler
+    wrapped = getattr(sampler, "module", None)
+    if isinstance(wrapped, Sampler):
+        raise TypeError(
+            f"the sampler is wrapped in {type(sampler).__name__}: leave it out of accelerator.prepare() and DDP. It has no "
+            "gradients, and keeps itself equal on all ranks"
+        )
+    if isinstance(getattr(sampler, "sampler", None), Sampler):
+        raise TypeError("a Recipe was handed over: pass its sampler, recipe.sampler")
+    raise TypeError(f"expected a Sampler, such as AdaptiveSampler(process), got {type(sampler).__name__}")

@@ -1,0 +1,45 @@
+"""The common problem as a LightningModule of either package."""
+
+from torch.optim import Adam
+from torch.utils.data import DataLoader, TensorDataset
+
+from noisewise.integrations.lightning import TimestepCallback
+from tests.integrations.problem import BATCH, data, losses_of, network, sampler_of, seed
+
+
+def module_of(pl, name, rank=0, **settings):
+    """A module that draws through its own callback and keeps the draws."""
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = network()
+            self.timesteps = TimestepCallback(sampler_of(name), **settings)
+            self.draws = []
+
+        def configure_callbacks(self):
+            return [self.timesteps]
+
+        def train_dataloader(self):
+            return DataLoader(TensorDataset(data(rank)), batch_size=BATCH)
+
+        def configure_optimizers(self):
+            return Adam(self.network.parameters(), lr=1e-2)
+
+        def training_step(self, batch, batch_idx):
+            (x0,) = batch
+            seed(self.current_epoch, batch_idx)
+
+            def loss_at(rows, u):
+                return losses_of(self.network, x0[rows], u)
+
+            draw = self.timesteps.sample(x0)
+            self.draws.append(draw)
+            return self.timesteps.loss(draw, loss_at(slice(None), draw.u), loss_at)
+
+    return Module()
+
+
+def trainer_of(pl, **settings):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return pl.Trainer(**{"accelerator": "cpu", "devices": 1, "max_epochs": 2, **quiet, **settings})
