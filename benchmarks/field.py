@@ -61,7 +61,8 @@ METHODS = {
     "adaptive-paper": "paper_cifar10",  # as published, but for paired noise
     "adaptive-repaired": REPAIRED,
     "adaptive-min-snr": f"{REPAIRED}+minsnr:gamma=5",
-    "adaptive-default": "adaptive",
+    "loss-plain": "adaptive:correction=unbiased",  # p by the loss alone, the plain objective
+    "adaptive": "adaptive",  # the default: loss-weighted-unbiased without a weighting of the loop's
 }
 COPIED = ("density_by_level", "objective_by_level", "effective_share")  # from the row of training before an evaluation
 ASKED = ("name", "process", "prediction", "sampler", "seed", "steps", "settings", "images")  # what tells a run from others

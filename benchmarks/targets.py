@@ -26,7 +26,7 @@ from noisewise import DDPM, PROCESSES, Monitor, Objective, build
 METHODS = {
     "uniform": "uniform",
     "Min-SNR": "minsnr",
-    "loss, plain": "adaptive:estimator=loss",
+    "loss, plain": "adaptive:estimator=loss,correction=unbiased",
     "loss, Min-SNR": "adaptive:estimator=loss+minsnr",
     "loss, Min-SNR, no importance weight": "adaptive:estimator=loss,target=(minsnr),correction=none",
     "loss, VLB, no importance weight": "adaptive:estimator=loss,target=(vlb:clip=5),correction=none",

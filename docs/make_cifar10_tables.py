@@ -1,7 +1,8 @@
-"""Fill in the tables of benchmarks/cifar10.md from the rows of the study: python docs/make_cifar10_tables.py"""
+"""Fill in the tables of the study, in benchmarks/cifar10.md and docs/adaptive.md: python docs/make_cifar10_tables.py"""
 
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,43 @@ def reached(curve: dict[float, float], value: float) -> str:
     return "never" if crossing is None else f"{100 * crossing.steps:.0f} %"
 
 
-TABLES = {"CIFAR-10 strata": strata_table, "CIFAR-10 field": field_table}
+UNETS = {  # column to file, process and steps
+    "digits, linear": ("digits_long.jsonl", "linear"),
+    "digits, cosine": ("digits_long.jsonl", "cosine"),
+    "digits, quadratic": ("digits_screen.jsonl", "quadratic"),
+    "digits, EDM": ("digits_continuous.jsonl", "edm"),
+    "digits, flow": ("digits_continuous.jsonl", "flow"),
+    "CIFAR-10, linear": ("cifar10-v1-field.jsonl", "linear"),
+}
+SPECS = {  # row to the specs that stand for it in the files
+    "`adaptive`": ("adaptive+minsnr:gamma=5", "adaptive:estimator=loss+minsnr:gamma=5"),
+    "`minsnr`": ("minsnr:gamma=5",),
+    "`lognormal`": ("lognormal",),
+    "`adaptive+none`": ("adaptive",),  # rows made before it had a target of its own
+}
+
+
+def unets_table() -> list[str]:
+    """The distance over uniform's with the same seed at the end of the budget, for U-Nets."""
+    lines = ["| | " + " | ".join(UNETS) + " |", "|---" * (len(UNETS) + 1) + "|"]
+    for name, specs in SPECS.items():
+        lines.append(f"| {name} | " + " | ".join(over_uniform(*where, specs) for where in UNETS.values()) + " |")
+    return lines
+
+
+def over_uniform(file: str, process: str, specs: tuple[str, ...]) -> str:
+    """The ratios of all seeds, in their order."""
+    ends = [row for row in rows(file) if row.get("share") == 1 and row["process"] == process]
+    uniform = {row["seed"]: row["distance"] for row in ends if row["sampler"] == "uniform"}
+    found = {row["seed"]: row["distance"] for row in ends if row["sampler"] in specs}
+    return " / ".join(f"{found[seed] / uniform[seed]:.2f}" for seed in sorted(found))
+
+
+PAGES: dict[Path, dict[str, Callable[[], list[str]]]] = {
+    BENCHMARKS / "cifar10.md": {"CIFAR-10 strata": strata_table, "CIFAR-10 field": field_table},
+    Path(__file__).parent / "adaptive.md": {"unets": unets_table},
+}
 
 if __name__ == "__main__":
-    fill_in(BENCHMARKS / "cifar10.md", TABLES)
+    for page, tables in PAGES.items():
+        fill_in(page, tables)

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from noisewise import DDPM, AdaptiveSampler, Objective
 from noisewise.integrations.accelerate import Accelerated
 
-process = DDPM.linear()
-objective = Objective(process, "eps")
+objective = Objective(DDPM.linear(), "eps")
 
 
 class Network(nn.Module):
@@ -41,7 +40,7 @@ class Training:
         optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
         loader = DataLoader(TensorDataset(points), batch_size=64)
         self.model, self.optimizer, self.loader = self.accelerator.prepare(model, optimizer, loader)
-        self.sampler = Accelerated(self.accelerator, AdaptiveSampler(process, warmup=50, every=10))  # not prepared
+        self.sampler = Accelerated(self.accelerator, AdaptiveSampler(objective, warmup=50, every=10))  # not prepared
 
     def epoch(self, number: int) -> Tensor:
         set_seed(number, device_specific=True)

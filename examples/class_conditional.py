@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from noisewise import DDPM, Objective, build
 
 CLASSES, NO_LABEL = 6, 6
-process = DDPM.cosine()
-objective = Objective(process, "v")
+objective = Objective(DDPM.cosine(), "v")
 
 
 def data(n: int) -> tuple[Tensor, Tensor]:
@@ -36,7 +35,7 @@ def train(spec: str, steps: int = 600, batch: int = 128) -> tuple[Tensor, Tensor
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    recipe = build(spec, process, objective=objective)
+    recipe = build(spec, objective)
     for _ in range(steps):
         x0, label = data(batch)
         label = torch.where(torch.rand(batch) < 0.1, NO_LABEL, label)

@@ -23,7 +23,7 @@ def main(args: argparse.Namespace) -> None:
     )  # or SD3Transformer2DModel.from_pretrained(name, subfolder="transformer")  # fmt: skip
     noise_scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)  # or .from_pretrained(name, subfolder="scheduler")
     objective = read_scheduler(noise_scheduler)  # adaptive (a scheduler with dynamic shifting, as Flux's, needs shift= or mu=)
-    recipe = build(args.weighting_scheme, objective.process, objective=objective)  # adaptive
+    recipe = build(args.weighting_scheme, objective)  # adaptive
     optimizer = torch.optim.AdamW(transformer.parameters(), lr=2e-3)
     smooth = torch.nn.functional.interpolate(torch.randn(64, 4, 3, 3), size=8, mode="bicubic")
     prompt_embeds, pooled_prompt_embeds = torch.randn(64, 5, 32), torch.randn(64, 16)  # your latents and embeddings

@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> None:
     unet.add_adapter(LoraConfig(r=4, lora_alpha=4, target_modules=["to_q", "to_k", "to_v", "to_out.0"]))
     noise_scheduler = DDPMScheduler(1000, 0.00085, 0.012, "scaled_linear", prediction_type=args.prediction_type)
     objective = read_scheduler(noise_scheduler)  # adaptive
-    recipe = build(args.sampler, objective.process, objective=objective)  # adaptive: was snr = compute_snr(...), snr_gamma
+    recipe = build(args.sampler, objective)  # adaptive: was snr = compute_snr(...), snr_gamma
     optimizer = torch.optim.AdamW([parameter for parameter in unet.parameters() if parameter.requires_grad], lr=1e-3)
     images, captions = torch.rand(64, 3, 8, 8) * 2 - 1, torch.randint(100, (64, 8))  # your images, and tokenizer(text)
     monitor = Monitor(bins=5)

@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     dataloader = DataLoader(TensorDataset(discs(256)), batch_size=16, shuffle=True, drop_last=True)
     model, optimizer, dataloader = accelerator.prepare(model, optimizer, dataloader)
-    learner = AdaptiveSampler(objective.process, warmup=20, every=10)  # adaptive; leave out both settings for long runs
+    learner = AdaptiveSampler(objective, warmup=20, every=10)  # adaptive; leave out both settings for long runs
     sampler = Accelerated(accelerator, learner)  # adaptive: with accumulation, and part of save_state and load_state
     monitor, first_epoch = Monitor(bins=5), 0
     if args.resume_from_checkpoint:

@@ -20,9 +20,8 @@ class Diffusion(L.LightningModule):
     def __init__(self, width: int = 64) -> None:
         super().__init__()
         self.network = nn.Sequential(nn.Linear(4, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 2))
-        process = DDPM.linear()
-        self.objective = Objective(process, "eps")
-        self.timesteps = TimestepCallback(AdaptiveSampler(process, warmup=50, every=10))
+        self.objective = Objective(DDPM.linear(), "eps")
+        self.timesteps = TimestepCallback(AdaptiveSampler(self.objective, warmup=50, every=10))
 
     def configure_callbacks(self) -> list:
         return [self.timesteps]

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from noisewise import DDPM, Objective, build
 
-process = DDPM.linear()
-objective = Objective(process, "eps")
+objective = Objective(DDPM.linear(), "eps")
 
 
 def spiral(n: int) -> Tensor:
@@ -32,7 +31,7 @@ def train(spec: str, steps: int = 800, batch: int = 128) -> tuple[Tensor, Tensor
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    sampler = build(spec, process).sampler
+    sampler = build(spec, objective).sampler
     for _ in range(steps):
         x0 = spiral(batch)
 

@@ -6,12 +6,10 @@ Run it: python examples/text_conditional.py
 import torch
 from torch import Tensor, nn
 
-from noisewise import Flow, Objective, build
-from noisewise.batches import take
+from noisewise import Flow, Objective, build, take
 
 WORDS = ["<pad>", "left", "right", "top", "bottom", "far", "near"]
-process = Flow()
-objective = Objective(process, "flow")
+objective = Objective(Flow(), "flow")
 Cond = dict[str, Tensor]
 
 
@@ -40,7 +38,7 @@ def train(spec: str, steps: int = 600, batch: int = 128) -> tuple[Tensor, Tensor
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    sampler = build(spec, process, objective=objective).sampler.attach(model, optimizer)  # lookahead tries steps out
+    sampler = build(spec, objective).sampler.attach(model, optimizer)  # lookahead tries steps out
     for _ in range(steps):
         x0, cond = data(batch)
 

@@ -39,7 +39,7 @@ def train(spec: str, steps: int = 200, batch: int = 32) -> tuple[Tensor, Tensor]
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    sampler = build(spec, process, objective=objective).sampler
+    sampler = build(spec, objective).sampler
     for _ in range(steps):
         x0 = trajectories(batch)
         draw = sampler.sample(x0)

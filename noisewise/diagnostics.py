@@ -210,6 +210,6 @@ def mean_objective(sampler: Any, weighting: Any, objective: Any, bins: int, per_
     n = bins * per_bin
     u = (torch.arange(n, device=sampler.device) + 0.5) / n
     density = sampler.marginal(u)
-    share = density * sampler._weight(density, None) * weighting.weights(objective, u)
+    share = density * sampler._weight(u, density) * weighting.weights(objective, u)
     result: Tensor = share.view(bins, per_bin).mean(1)
     return result / result.mean().clamp(min=1e-30)

@@ -86,6 +86,11 @@ class Objective:
         if not (self.huber_delta > 0 and self.sigma_data > 0):
             raise ValueError(f"huber_delta and sigma_data must be positive, got {self.huber_delta} and {self.sigma_data}")
 
+    @classmethod
+    def usual(cls, process: Process) -> "Objective":
+        """What models of a process usually predict: the velocity of a flow, EDM's own output, the noise of any other."""
+        return cls(process, process.usual_prediction)
+
     def losses(
         self, model: Callable[..., Any], x0: Tensor, u: Tensor, noise: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:

@@ -121,7 +121,7 @@ def preview(
     bins = bins or min(process.steps or 500, 1000)
     u = (torch.arange(bins) + 0.5) / bins
     density = mean_density(sampler, bins)
-    p, correction = density.cpu(), sampler._weight(density, None).cpu()
+    p, correction = density.cpu(), sampler._weight(u.to(density), density).cpu()
     objective, weighting = objective or Objective(process), weighting or NoWeight()
     w = weighting(objective, u) if weight_of == "eps" else weighting.weights(objective, u)
     if bool((w < 0).any()):

@@ -19,7 +19,7 @@ from noisewise.objective import PREDICTIONS, Objective
 from noisewise.preview import AXES, CURVES, WEIGHT_OF, Preview, preview
 from noisewise.preview_picture import draw_previews
 from noisewise.preview_text import BLOCKS, PLAIN, common_limits, description, not_yet
-from noisewise.processes import EDM, PROCESSES, Flow
+from noisewise.processes import PROCESSES
 from noisewise.spec import Recipe, SpecError, build, build_process, build_weighting
 
 SCHEDULER_SETTINGS = {
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     if args.out is not None and not args.out.suffix:
         raise ValueError(f"--out {args.out}: give the picture an ending, such as {args.out}.png")
     objective = read_objective(args)
-    recipes = [build(spec, objective.process, objective=objective) for spec in read_specs(args)]
+    recipes = [build(spec, objective) for spec in read_specs(args)]
     previews = [_preview(recipe, objective, args.weight_of) for recipe in recipes]
     notes = [not_yet(recipe.sampler, recipe.weighting) for recipe in recipes]
     heading = f"{args.scheduler}, {objective.prediction} prediction"
@@ -111,7 +111,7 @@ def _named(spec: str) -> Objective:
         process = build_process(spec)
     except SpecError as error:
         raise SpecError(f"{error}; or the path of a diffusers scheduler_config.json, or of a folder with one") from None
-    return Objective(process, "flow" if isinstance(process, Flow) else "edm" if isinstance(process, EDM) else "eps")
+    return Objective.usual(process)
 
 
 def read_specs(args: argparse.Namespace) -> list[str]:

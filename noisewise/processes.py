@@ -20,7 +20,7 @@ u = 1, a schedule with zero terminal SNR); the weightings define their limits th
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ class Process(ABC):
     """What every noising process offers; u runs from the least noise (0) to the most (1)."""
 
     steps: int | None = None  # the number of discrete timesteps, None in continuous time
+    usual_prediction: Literal["eps", "flow", "edm"] = "eps"  # what models of this process are mostly trained to predict
 
     @abstractmethod
     def time(self, u: Tensor) -> Tensor:
@@ -309,6 +310,7 @@ class VE(Process):
 class EDM(Process):
     """Karras et al. 2022: alpha = 1, ln sigma ~ N(mean, std^2); u is its quantile, kept inside [tail, 1 - tail]."""
 
+    usual_prediction = "edm"
     tail = 1e-6  # Phi^-1 is infinite at 0 and 1; at 1e-6 it is -4.75
 
     def __init__(self, mean: float = -1.2, std: float = 1.2) -> None:
@@ -342,6 +344,8 @@ class EDM(Process):
 
 class Flow(Process):
     """Rectified flow: x_t = (1 - t) x0 + t noise with t = u; `time_scale=1000` for models fed t * 1000 (SD3, Flux)."""
+
+    usual_prediction = "flow"
 
     def __init__(self, time_scale: float = 1.0) -> None:
         if not time_scale > 0:

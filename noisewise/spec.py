@@ -43,18 +43,23 @@ class Recipe:
     weighting: Weighting
 
 
-def build(spec: str, process: Process, *, objective: Objective | None = None, **common: Any) -> Recipe:
+def build(spec: str, process: Process | Objective, *, objective: Objective | None = None, **common: Any) -> Recipe:
     """Make the sampler and the weighting that a spec string names.
 
     Args:
         spec: see this module's documentation.
-        process: the noising process.
-        objective: what the losses measure, for samplers with a target; the eps-loss if absent.
+        process: the objective, that is the noising process and what the model predicts; or the process alone.
+        objective: the objective, beside a process; if absent what models of the process usually predict. Samplers with a
+            target need it.
         common: settings for the outermost sampler that the spec does not give, such as seed=1.
     """
+    if isinstance(process, Objective):
+        if objective not in (None, process):
+            raise ValueError("the objective is given twice, as the second argument and as objective=: leave one out")
+        objective, process = process, process.process
     sampler_term, weighting = _terms(spec)
     inherited: dict[str, Any] = {"objective": objective}
-    if not isinstance(weighting, NoWeight):
+    if any(term.name in WEIGHTINGS for term in parse(spec)):  # "adaptive+none" asks for no weight, "adaptive" for its own
         inherited["weighting"] = weighting
     return Recipe(spec, _sampler(sampler_term or Term("uniform", {}), process, common, inherited), weighting)
 

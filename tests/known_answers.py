@@ -123,6 +123,11 @@ def spearman(a: Tensor, b: Tensor) -> float:
     return float(stats.spearmanr(a.numpy(), b.numpy()).statistic)
 
 
+def by_loss(problem: Strata, **settings) -> AdaptiveSampler:
+    """The default on the plain objective: these problems have no noise levels for Min-SNR to weigh."""
+    return AdaptiveSampler(Flow(), "loss", **{"strata": problem.strata, "correction": "unbiased", **settings})
+
+
 def lookahead(problem: Strata, horizon: int = 1, **settings) -> AdaptiveSampler:
     settings = {"warmup": 0, "probe": 512, "budget": 0.5, "correction": "none", **settings}
     return AdaptiveSampler(Flow(), "lookahead", strata=problem.strata, horizon=horizon, **settings)
@@ -136,7 +141,7 @@ def lookahead_gains(problem: Strata, horizon: int) -> Tensor:
 
 def loss_scores(problem: Strata, steps: int = 100) -> Tensor:
     """What the loss estimator ranks by: the running losses, at frozen parameters."""
-    run = Run(copy.deepcopy(problem), AdaptiveSampler(Flow(), "loss", strata=problem.strata, warmup=0), lr=0.0)
+    run = Run(copy.deepcopy(problem), by_loss(problem, warmup=0), lr=0.0)
     return run.steps(steps).sampler.estimator.running.mean()
 
 
@@ -191,7 +196,7 @@ def outcomes(steps: int = 400, seeds: int = 4) -> list[dict]:
     """How far each method gets on each problem, against uniform in the same number of steps."""
     makers: dict[str, Callable[[Strata], Sampler]] = {
         "uniform": lambda problem: Uniform(Flow()),
-        "loss": lambda problem: AdaptiveSampler(Flow(), "loss", strata=problem.strata, warmup=20, every=10),
+        "loss": lambda problem: by_loss(problem, warmup=20, every=10),
         "lookahead, horizon 1": lambda problem: lookahead(problem, 1),
         "lookahead, horizon 8": lambda problem: lookahead(problem, 8),
         "reinforce": lambda problem: AdaptiveSampler(Flow(), "reinforce", every=5, policy="global", correction="none"),

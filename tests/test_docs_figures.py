@@ -100,10 +100,13 @@ def test_the_table_of_the_demo_is_that_of_its_file():
         ratio, p = mean_ratio(ends[sampler], ends["uniform"]), adjusted.get(sampler)
         shown = f"| {sampler} | {spread} | {ratio:.3f} | {fmean(there):.1f} ({sooner:.2f}×) | {f'{p:.3f} ' if p else ''}|"
         assert shown in page
-    assert adjusted["adaptive"] < 0.05 < adjusted["minsnr"]
+    assert f"has the same p of {adjusted['adaptive']:.3f}, because" in page
+    assert f"{adjusted['minsnr']:.3f}" == f"{adjusted['adaptive']:.3f}"
     each = {name: [mine / theirs for mine, theirs in zip(ends[name], ends["uniform"], strict=True)] for name in others}
-    assert "its ratios are {:.3f} and {:.3f}; `adaptive`".format(*sorted(each["minsnr"])) in page
-    assert "its two ratios happen to be {:.3f} and {:.3f}.".format(*sorted(each["adaptive"])) in page
+    assert "its two ratios, {:.3f} and {:.3f}, lie farther apart".format(*sorted(each["adaptive"])) in page
+    assert "lie farther apart than {:.3f} and {:.3f}.".format(*sorted(each["minsnr"])) in page
+    assert "Two ratios of 0.837 and 0.848, a smaller gain, would have p = 0.024 before" in page
+    assert f"{paired_test([0.837, 0.848], [1.0, 1.0]):.3f}" == "0.024"
     assert len(runs["uniform"]) == 2
     assert all((run["budget"], run["images"]) == ("25s", 500) for found in runs.values() for run in found)
 

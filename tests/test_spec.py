@@ -11,7 +11,7 @@ from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow
 from noisewise.samplers import SAMPLERS, AdaptiveSampler, LogitNormal, Mix, Product, Sampler, SpeeD, Switch, Uniform
 from noisewise.samplers.learning import Learner
 from noisewise.spec import SpecError, Term, build, build_process, build_weighting, parse, split_specs
-from noisewise.weighting import WEIGHTINGS, ChangeAware, Learned, MinSNR, NoWeight, Weighting
+from noisewise.weighting import P2, WEIGHTINGS, ChangeAware, Learned, MinSNR, NoWeight, Weighting
 
 DOCUMENTED = [
     "uniform",
@@ -201,7 +201,7 @@ def test_some_samplers_take_fixed_densities_only(combinator, name):
 
 def test_a_curriculum_of_two_learning_parts_is_refused():
     with pytest.raises(ValueError, match="only one of a curriculum's two parts may change"):
-        build("curriculum:start=adaptive,end=loss_moment", process())
+        build("curriculum:start=adaptive,end=loss_moment,correction=unbiased", process())
     build("curriculum:start=adaptive,end=lognormal,correction=unbiased", process())
     build("curriculum:start=lognormal,end=adaptive,correction=unbiased", process())
 
@@ -273,7 +273,7 @@ def test_the_target_is_not_part_of_the_state(name):
     "spec", ["loss_moment:bins=4,history=2", "adaptive:warmup=0,every=1,strata=4", "loss_adaptive:warmup=0,every=1,strata=4"]
 )
 def test_a_target_is_as_if_the_losses_had_been_weighted(spec, objective):
-    told, weighted = build(f"{spec}+minsnr", process(), objective=objective).sampler, build(spec, process()).sampler
+    told, weighted = build(f"{spec}+minsnr", process(), objective=objective).sampler, build(f"{spec}+none", process()).sampler
     train(told, 20)
     train(weighted, 20, lambda u: MinSNR().weights(objective or Objective(process()), u) * (1 + 5 * u))
     u = torch.linspace(0.05, 0.95, 19)
@@ -306,9 +306,17 @@ def test_a_target_of_its_own_goes_first():
     torch.testing.assert_close(recipe.sampler.in_training(u, u), weights_of(MinSNR(), u) * u)
 
 
-@pytest.mark.parametrize("spec", ["adaptive", "adaptive+none", "loss_moment", "gradient_variance+none"])
+@pytest.mark.parametrize(
+    "spec", ["loss_adaptive", "loss_moment", "adaptive:correction=unbiased", "adaptive:estimator=lookahead"]
+)
 def test_no_weighting_no_target(spec):
     assert build(spec, process()).sampler.target is None
+
+
+def test_a_weighting_of_none_is_not_the_same_as_no_weighting_for_a_sampler_with_a_target_of_its_own():
+    assert isinstance(build("adaptive", process()).sampler.target, MinSNR)
+    assert isinstance(build("adaptive+none", process()).sampler.target, NoWeight)
+    assert isinstance(build("adaptive+p2", process()).sampler.target, P2)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Accelerate: one object that makes gradient accumulation, skipped steps and checkpoints right. Guide: docs/accelerate.md.
 
-sampler = Accelerated(accelerator, AdaptiveSampler(process))
+sampler = Accelerated(accelerator, AdaptiveSampler(objective))
 for x0 in loader:
     with accelerator.accumulate(model):
         draw = sampler.sample(x0)

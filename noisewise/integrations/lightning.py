@@ -1,7 +1,7 @@
 """Lightning: a callback that draws the noise levels and wraps each optimizer step. Guide: docs/lightning.md.
 
     def __init__(self):
-        self.timesteps = TimestepCallback(AdaptiveSampler(process))
+        self.timesteps = TimestepCallback(AdaptiveSampler(objective))
 
     def configure_callbacks(self):
         return [self.timesteps]

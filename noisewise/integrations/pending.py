@@ -88,4 +88,4 @@ def check_sampler(sampler: Any) -> Sampler:
         )
     if isinstance(getattr(sampler, "sampler", None), Sampler):
         raise TypeError("a Recipe was handed over: pass its sampler, recipe.sampler")
-    raise TypeError(f"expected a Sampler, such as AdaptiveSampler(process), got {type(sampler).__name__}")
+    raise TypeError(f"expected a Sampler, such as AdaptiveSampler(objective), got {type(sampler).__name__}")

@@ -70,7 +70,7 @@ class Sampler(nn.Module):
 
     Args:
         process: the noising process.
-        correction: "none", "unbiased", "clipped(c)" or "tempered(p)".
+        correction: "none", "unbiased", "target", "clipped(c)" or "tempered(p)".
         draws: "independent"; "stratified" (one draw in each n-th of the probability, split over ranks); "antithetic"
             (pairs v and 1 - v). All three leave the marginal of every single draw exactly q.
         seed: with the step, the micro-batch and the rank it determines every draw.
@@ -78,6 +78,7 @@ class Sampler(nn.Module):
 
     constant = True  # the density never changes: no learning, no dependence on the step
     conditional = False  # the density depends on the data
+    has_target = False  # it learns what reduces some objective, and knows the weights of that one
 
     def __init__(
         self, process: Process, *, correction: str | Correction = "none", draws: str = "independent", seed: int = 0
@@ -89,6 +90,8 @@ class Sampler(nn.Module):
             raise ValueError(f"unknown draws {draws!r}: choose one of {', '.join(DRAWS)}")
         self.process = process
         self.correction = Correction.parse(correction)
+        if self.correction.kind == "target" and not self.has_target:
+            raise ValueError(f"{type(self).__name__} has no target: correction=target is for samplers that learn, as adaptive")
         self.draws = draws
         self.seed = seed
         self.step = 0  # optimizer steps observed
@@ -219,11 +222,20 @@ class Sampler(nn.Module):
         """u, its density and its weight, for uniform numbers v."""
         u = self.quantile(v, x0)
         density = self.density(u, x0)
-        return u, density, self._weight(density, x0)
+        return u, density, self._weight(u, density, x0)
 
-    def _weight(self, density: Tensor, x0: Tensor | None) -> Tensor:
-        raw = self.correction.raw(density)
+    def _weight(self, u: Tensor, density: Tensor, x0: Tensor | None = None) -> Tensor:
+        raw = self._raw_weight(u, density)
         return raw / self._mean_raw(x0) if self.correction.needs_mean else raw
+
+    def _raw_weight(self, u: Tensor, density: Tensor) -> Tensor:
+        """The weight before it is divided by its mean, where that is not 1 already."""
+        raw = self.correction.raw(density)
+        return raw * self.target_weight(u) if self.correction.kind == "target" else raw
+
+    def target_weight(self, u: Tensor) -> Tensor:
+        """How much the target counts a loss at u, over how much the loop does; of mean 1 over all u."""
+        raise NotImplementedError
 
     def _mean_raw(self, x0: Tensor | None) -> Tensor:
         """The mean of the raw weights over the draws, from the density on a fine grid."""

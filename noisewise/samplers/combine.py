@@ -28,6 +28,7 @@ class Combined(Sampler):
                 names = " and ".join(sorted(map(str, wanted)))
                 raise ValueError(f"the parts of {type(self).__name__} are corrected differently ({names}): give correction=")
             correction = wanted.pop() if wanted else "none"
+        self.has_target = any(part.has_target for part in parts)
         super().__init__(process, correction=correction, **common)
         self.constant = all(part.constant for part in parts)
         self.conditional = any(part.conditional for part in parts)
@@ -38,6 +39,10 @@ class Combined(Sampler):
     def active(self) -> Sampler:
         """The part that learns from this step."""
         raise NotImplementedError
+
+    def target_weight(self, u: Tensor) -> Tensor:
+        parts = (part for part in (self.active(), *self.children()) if isinstance(part, Sampler))
+        return next(part for part in parts if part.has_target).target_weight(u)
 
     def _kept(self, x0: Tensor | None) -> Tensor | None:
         return self.active()._kept(x0)
@@ -111,7 +116,7 @@ class Product(Tabulated):
         bins = process.steps or BINS
         u = (torch.arange(bins) + 0.5) / bins
         with torch.no_grad():
-            mass = of.density(u) * weight.weights(objective or Objective(process), u)
+            mass = of.density(u) * weight.weights(objective or Objective.usual(process), u)
         super().__init__(process, mass, **{"correction": of.correction, **common})
 
 

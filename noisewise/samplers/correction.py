@@ -5,6 +5,8 @@ correction    weight                      the objective then is
 ============  ==========================  ===================================================================
 none          1                           the sampler *is* the weighting: E_q[loss]
 unbiased      1 / q                       exactly uniform's, E_u[loss], at the price of variance
+target        (w / v) / q, over its mean  the sampler's own target w, whatever weighting v the loop has on its losses;
+                                          for samplers that learn. The same as unbiased where the target is v
 clipped(c)    min(1 / q, c), over its     between the two: rare draws count at most c, before the division
               mean
 tempered(p)   q^-p, over its mean         none at p = 0, unbiased at p = 1
@@ -35,9 +37,11 @@ class Correction:
             return text
         match = re.fullmatch(r"\s*(\w+)\s*(?:\(\s*([^)]+?)\s*\))?\s*", text)
         kind, value = (match.group(1), match.group(2)) if match else (text, None)
-        takes_value = {"none": False, "unbiased": False, "clipped": True, "tempered": True}
+        takes_value = {"none": False, "unbiased": False, "target": False, "clipped": True, "tempered": True}
         if kind not in takes_value or takes_value[kind] != (value is not None):
-            raise ValueError(f"unknown correction {text!r}: use none, unbiased, clipped(c) or tempered(p), as in clipped(5)")
+            raise ValueError(
+                f"unknown correction {text!r}: use none, unbiased, target, clipped(c) or tempered(p), as in clipped(5)"
+            )
         try:
             number = float(value) if value is not None else 1.0
         except ValueError:
@@ -54,11 +58,11 @@ class Correction:
         return self.kind in ("clipped", "tempered")
 
     def raw(self, density: Tensor) -> Tensor:
-        """The weight before it is divided by its mean."""
+        """The part of the weight that depends on the density alone, before it is divided by its mean."""
         if self.kind == "none":
             return torch.ones_like(density)
         density = density.clamp(min=1e-12)
-        if self.kind == "unbiased":
+        if self.kind in ("unbiased", "target"):
             return 1 / density
         if self.kind == "clipped":
             return (1 / density).clamp(max=self.value)

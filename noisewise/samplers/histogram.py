@@ -83,7 +83,7 @@ class TableSampler(Sampler):
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         u, density = self.table.draw(v)
-        return u, density, self._weight(density, x0)
+        return u, density, self._weight(u, density, x0)
 
 
 def row_quantile(mass: Tensor, edges: Tensor, v: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from noisewise import distributed
 from noisewise.diagnostics import Skipped
 from noisewise.objective import Objective
 from noisewise.processes import Process
+from noisewise.samplers.base import GRID
 from noisewise.samplers.histogram import Histogram, TableSampler
 from noisewise.weighting import Weighting
 
@@ -21,12 +22,13 @@ class Learner(TableSampler):
         weighting: the loss weighting in use. Hand over *unweighted* losses and name it here (a spec such as
             "adaptive+minsnr" does so); None takes the losses as they are.
         target: the weighting of the objective that is to fall; by default the one in use.
-        objective: what the losses measure, to translate weights; the eps-loss if absent.
+        objective: what the losses measure, to translate weights; if absent what models of this process usually predict.
         floor: the share of uniform mass, so that no noise level is ever starved.
         max_bad_steps: after so many steps in a row with losses that are not finite, `observe` raises FloatingPointError.
     """
 
     constant = False
+    has_target = True
     check_every = 50  # steps between two looks at the count: each waits for the device
 
     def __init__(
@@ -47,9 +49,10 @@ class Learner(TableSampler):
         if max_bad_steps < 1:
             raise ValueError(f"max_bad_steps must be >= 1, got {max_bad_steps}")
         self.table = table
-        self.objective = objective or Objective(process)
+        self.objective = objective or Objective.usual(process)
         # in tuples: these belong to the training loop, not to the sampler's state
         self._weightings = (weighting, weighting if target is None else target)
+        self._mean_target: Tensor | None = None
         self._model: tuple[nn.Module, ...] = ()
         self._optimizer: tuple[torch.optim.Optimizer, ...] = ()
         self.floor, self.max_bad_steps = floor, max_bad_steps
@@ -86,6 +89,19 @@ class Learner(TableSampler):
     def in_training(self, losses: Tensor, u: Tensor) -> Tensor:
         """Losses weighted as the training loop weights them."""
         return self._weighted(self._weightings[0], losses, u)
+
+    def target_weight(self, u: Tensor) -> Tensor:
+        weighting, target = self._weightings
+        if target is weighting:
+            return torch.ones_like(u)
+        if self._mean_target is None or self._mean_target.device != u.device:
+            grid = (torch.arange(GRID, device=u.device) + 0.5) / GRID
+            self._mean_target = self._target_ratio(grid).mean()
+        return self._target_ratio(u) / self._mean_target
+
+    def _target_ratio(self, u: Tensor) -> Tensor:
+        ones = torch.ones_like(u)
+        return self.on_target(ones, u) / self.in_training(ones, u).clamp(min=1e-30)
 
     def _weighted(self, weighting: Weighting | None, losses: Tensor, u: Tensor) -> Tensor:
         return losses if weighting is None else weighting.weights(self.objective, u).detach() * losses

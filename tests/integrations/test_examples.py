@@ -27,7 +27,7 @@ def numbers(line: str) -> list[float]:
 def test_plain_loop_draws_more_where_the_loss_is_large() -> None:
     _, _, uniform_loss, drawn, loss, honest = run("plain_loop.py")
     assert numbers(drawn) == sorted(numbers(drawn), reverse=True)
-    assert numbers(drawn)[0] > 2
+    assert numbers(drawn)[0] > 1.5
     assert numbers(loss)[-1] < 1.05 * numbers(uniform_loss)[-1] < 0.5
     assert "toy" in honest
 

@@ -10,6 +10,7 @@ from noisewise.samplers.adaptive.selection import SELECTIONS
 from tests.known_answers import (
     Run,
     alike,
+    by_loss,
     exact_gains,
     final_excess,
     independent,
@@ -23,7 +24,7 @@ from tests.known_answers import (
 
 
 def loss(problem, **settings):
-    return AdaptiveSampler(Flow(), "loss", strata=problem.strata, **{"warmup": 20, "every": 10, **settings})
+    return by_loss(problem, **{"warmup": 20, "every": 10, **settings})
 
 
 def reinforce(problem, **settings):
@@ -55,8 +56,8 @@ def test_how_well_the_others_rank():
 
 
 @pytest.mark.slow
-def test_the_default_beats_uniform_on_independent_strata():
-    default = final_excess(lambda problem: AdaptiveSampler(Flow(), warmup=20, every=10), independent, 400, seeds=6, lr=0.5)
+def test_drawing_by_the_loss_beats_uniform_on_independent_strata():
+    default = final_excess(lambda problem: by_loss(problem, strata=20, warmup=20, every=10), independent, 400, seeds=6, lr=0.5)
     uniform = final_excess(lambda problem: Uniform(Flow()), independent, 400, seeds=6, lr=0.5)
     assert default < 0.9 * uniform
 

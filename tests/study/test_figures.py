@@ -101,6 +101,12 @@ def test_places_on_axes_are_where_they_should_be():
     assert round_step(0.21) == 0.25
 
 
+def test_differences_of_next_to_nothing_are_not_blown_up():
+    axis = axis_around([0.99994, 1.00003], 0, 1)
+    assert axis.high - axis.low > 0.003
+    assert max(len(tick_text(value)) for value in axis.ticks()) <= 5
+
+
 def test_numbers_are_written_to_be_read():
     written = [tick_text(value) for value in (0, 0.05, 5000, 20000, 2.5e6, 1e-5, 2e-5, -4)]
     assert written == ["0", "0.05", "5,000", "20k", "2.5M", "10⁻⁵", "2·10⁻⁵", "−4"]

@@ -1,7 +1,7 @@
 """diffusers: read a scheduler, and replacements for the functions its training scripts call.
 
     objective = read_scheduler(noise_scheduler)
-    sampler = AdaptiveSampler(objective.process)
+    sampler = AdaptiveSampler(objective)
     ...
     draw = sampler.sample(latents)
     timesteps = draw.time

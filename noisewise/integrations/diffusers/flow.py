@@ -19,6 +19,8 @@ class ShiftedFlow(Process):
         shift: above 1 more of them are at much noise (3 for SD3); 1 spaces them evenly.
     """
 
+    usual_prediction = "flow"
+
     def __init__(self, steps: int = 1000, shift: float = 1.0) -> None:
         if steps < 1:
             raise ValueError(f"a schedule needs at least one timestep, got {steps}")

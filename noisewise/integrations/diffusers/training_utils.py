@@ -28,7 +28,7 @@ SMALLEST_SIGMA = 1 / (1 + math.exp(LOG_SNR_LIMIT / 2))
 
 LOOP = """
     objective = read_scheduler(noise_scheduler)
-    recipe = build({spec!r}, objective.process, objective=objective)
+    recipe = build({spec!r}, objective)
     ...
     draw = recipe.sampler.sample(model_input)
     timesteps = draw.time        # in place of noise_scheduler.timesteps[indices]
@@ -149,7 +149,7 @@ class DensityWeight(Weighting):
     """Weights the model's own loss by the density of a fixed sampler: the objective that drawing from it would train.
 
     A learning sampler with importance weights keeps the objective of uniform draws. With this weighting it keeps that of, say,
-    SD3's logit-normal draws: `AdaptiveSampler(process, weighting=DensityWeight(LogitNormal(process)), objective=objective)`.
+    SD3's logit-normal draws: `AdaptiveSampler(objective, weighting=DensityWeight(LogitNormal(objective.process)))`.
     """
 
     def __init__(self, sampler: Sampler) -> None:

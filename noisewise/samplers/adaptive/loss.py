@@ -27,7 +27,7 @@ class LossEstimator(Estimator):
         power: 1 follows the loss; smaller is flatter.
     """
 
-    correction = "unbiased"
+    correction = "target"
 
     def __init__(self, edges: Tensor, every: int = 50, warmup: int = 250, decay: float = 0.98, power: float = 1.0) -> None:
         super().__init__()

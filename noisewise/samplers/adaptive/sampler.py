@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers.adaptive.estimator import Estimator
 from noisewise.samplers.adaptive.lookahead import LookaheadEstimator
@@ -20,6 +21,7 @@ from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.correction import Correction
 from noisewise.samplers.histogram import Histogram, row_quantile
 from noisewise.samplers.learning import Learner
+from noisewise.weighting import MinSNR, Weighting
 
 ESTIMATORS: dict[str, type[Estimator]] = {
     "loss": LossEstimator,
@@ -32,31 +34,39 @@ class AdaptiveSampler(Learner):
     """A density over strata of u that is learned during training.
 
     Args:
-        process: the noising process.
+        process: the objective, that is the noising process and what the model predicts; or the process alone, if the model
+            predicts what is usual there (`Objective.usual`).
         estimator: how to learn; one of `ESTIMATORS`. Its own settings may follow as keywords.
         floor: the share of uniform mass, so that no noise level is ever starved.
         strata: how many intervals of u are told apart (no more than a discrete process has timesteps); by default as many as
             suit the estimator.
         over: "u" for intervals of equal reference probability, "log_snr" for intervals of equal log SNR.
-        correction: importance weights; by default the estimator's own: "unbiased" for `loss`, which keeps the objective what it
-            was, and "none" for the others, where the sampler is the weighting.
+        correction: importance weights; by default the estimator's own: "target" for `loss`, so that the target is what is
+            trained, and "none" for the others, where the sampler is the weighting.
+        target: the weighting of the objective that is to fall; by default the loop's own `weighting`. Without one the `loss`
+            estimator with its own correction takes Min-SNR, which made the best pictures (docs/adaptive.md).
         collapse: the learned density's effective width, exp(entropy), below which it counts as collapsed: a warning is given,
             the density goes back to uniform and the estimator starts anew.
-        settings: `target`, `objective`, `max_bad_steps`, `draws` and `seed` of every learning sampler, and the estimator's own.
+        settings: `weighting`, `objective`, `max_bad_steps`, `draws` and `seed` of all learning samplers; the estimator's own.
     """
 
     def __init__(
         self,
-        process: Process,
+        process: Process | Objective,
         estimator: str = "loss",
         *,
         floor: float = 0.2,
         strata: int | None = None,
         over: str = "u",
         correction: str | Correction | None = None,
+        target: Weighting | None = None,
         collapse: float = 0.02,
         **settings: Any,
     ) -> None:
+        if isinstance(process, Objective):
+            if settings.get("objective") not in (None, process):
+                raise ValueError("the objective is given twice, as the first argument and as objective=: leave one out")
+            settings["objective"], process = process, process.process
         if estimator not in ESTIMATORS:
             raise ValueError(f"unknown estimator {estimator!r}: choose one of {', '.join(ESTIMATORS)}")
         own = {name: settings.pop(name) for name in list(settings) if name in _settings_of(ESTIMATORS[estimator])}
@@ -66,7 +76,11 @@ class AdaptiveSampler(Learner):
                 raise ValueError(f"{name} is a setting of the {takers[0]} estimator, not of {estimator}")
         edges = stratum_edges(process, ESTIMATORS[estimator].strata if strata is None else strata, over)
         table = Histogram((edges[1:] - edges[:-1]).double(), edges)
-        super().__init__(process, table, floor=floor, correction=correction or ESTIMATORS[estimator].correction, **settings)
+        if correction is None:
+            correction = ESTIMATORS[estimator].correction
+            if correction == "target" and target is None and settings.get("weighting") is None:
+                target = MinSNR()
+        super().__init__(process, table, floor=floor, correction=correction, target=target, **settings)
         self.estimator = ESTIMATORS[estimator](table.edges, **own)
         self.conditional = self.estimator.conditional
         if not 0 <= collapse < 1:
@@ -134,7 +148,7 @@ class AdaptiveSampler(Learner):
         u = row_quantile(mass, self.table.edges, v)
         densities = mass / self.table.widths
         density = densities.gather(1, self.table.bin(u)[:, None]).squeeze(1)
-        weight = self.correction.raw(density)
+        weight = self._raw_weight(u, density)
         if self.correction.needs_mean:
             weight = weight / (mass * self.correction.raw(densities)).sum(1)
         return u, density, weight

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+LEAST_ROOM = 0.002
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -53,6 +54,7 @@ def axis_around(values: Sequence[float], start: float, end: float, *, log: bool 
         room = max((high / low) ** 0.06, 1.02)
         return Axis(low / room, high * room, start, end, log=True)
     room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+    room = max(room, LEAST_ROOM * max(abs(low), abs(high)))  # no drama, and no long numbers, for differences of next to nothing
     return Axis(0.0 if zero else low - room, high + room, start, end)
 
 

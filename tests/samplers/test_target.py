@@ -1,0 +1,106 @@
+"""correction=target: whatever a learning sampler draws, and whatever weighting the loop has, the target is what is trained."""
+
+import pytest
+import torch
+
+from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective, Uniform, build
+from noisewise.diagnostics import mean_objective
+from noisewise.weighting import P2, MinSNR, NoWeight
+
+OBJECTIVES = {
+    "eps": Objective(DDPM.linear()),
+    "v": Objective(DDPM.cosine(), "v"),
+    "x0": Objective(DDPM.quadratic(), "x0"),
+    "edm": Objective(EDM(), "edm"),
+    "flow": Objective(Flow(), "flow"),
+}
+FINE = (torch.arange(20_000) + 0.5) / 20_000
+
+
+def taught(spec, objective):
+    """A recipe whose sampler has learned a density that is far from uniform."""
+    recipe = build(spec, objective.process, objective=objective)
+    for _ in range(30):
+        draw = recipe.sampler.sample(256)
+        with recipe.sampler.observe(draw, 1 + 9 * draw.u):
+            pass
+    assert float(recipe.sampler.density(FINE).max()) > 1.2
+    return recipe
+
+
+def trained(recipe, objective):
+    """The objective that a loop trains with a recipe, at each u, relative to its mean."""
+    density = recipe.sampler.density(FINE)
+    weight = recipe.sampler._weight(FINE, density) * recipe.weighting.weights(objective, FINE)
+    return density * weight / (density * weight).mean()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("spec", "target"),
+    [
+        ("adaptive:warmup=0,every=1", MinSNR()),
+        ("adaptive:warmup=0,every=1+p2", P2()),
+        ("adaptive:warmup=0,every=1+none", NoWeight()),
+        ("adaptive:warmup=0,every=1,target=(p2)", P2()),
+        ("adaptive:warmup=0,every=1,target=(p2)+minsnr:gamma=2", P2()),
+        ("adaptive:warmup=0,every=1,target=(none)+minsnr:gamma=2", NoWeight()),
+        ("mix:of=(adaptive:warmup=0,every=1),floor=0.1", MinSNR()),
+    ],
+)
+def test_the_target_is_what_is_trained(spec, target, name):
+    objective = OBJECTIVES[name]
+    found = trained(taught(spec, objective), objective)
+    expected = target.weights(objective, FINE)
+    torch.testing.assert_close(found, expected / expected.mean(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_weights_have_mean_one_over_the_draws(name):
+    sampler = taught("adaptive:warmup=0,every=1", OBJECTIVES[name]).sampler
+    density = sampler.density(FINE)
+    assert float((density * sampler._weight(FINE, density)).mean()) == pytest.approx(1, rel=2e-3)
+    draw = sampler.sample(64)
+    torch.testing.assert_close(draw.weight, sampler._weight(draw.u, draw.density))
+
+
+def test_the_monitor_shows_the_target_as_the_objective():
+    objective = OBJECTIVES["eps"]
+    found = mean_objective(taught("adaptive:warmup=0,every=1", objective).sampler, NoWeight(), objective, 50)
+    expected = mean_objective(Uniform(objective.process), MinSNR(), objective, 50)
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-4)
+
+
+def test_the_default_draws_and_trains_as_min_snr_beside_it_does():
+    objective, u = OBJECTIVES["eps"], torch.linspace(0.01, 0.99, 99)
+    alone, beside = (taught(f"adaptive:warmup=0,every=1{more}", objective) for more in ("", "+minsnr:gamma=5"))
+    torch.testing.assert_close(alone.sampler.density(u), beside.sampler.density(u))
+    torch.testing.assert_close(trained(alone, objective), trained(beside, objective), rtol=1e-4, atol=1e-6)
+    draw = beside.sampler.sample(32)
+    torch.testing.assert_close(draw.weight, 1 / draw.density)
+
+
+def test_before_it_is_its_turn_a_learning_part_still_sets_the_objective():
+    objective = OBJECTIVES["eps"]
+    recipe = build("switch:first=uniform,then=adaptive,at=5", objective.process)
+    expected = MinSNR().weights(objective, FINE)
+    torch.testing.assert_close(trained(recipe, objective), expected / expected.mean(), rtol=1e-3, atol=1e-5)
+
+
+def test_without_an_objective_the_usual_prediction_of_the_process_is_meant():
+    for process, prediction in ((DDPM.linear(), "eps"), (Flow(), "flow"), (EDM(), "edm")):
+        assert AdaptiveSampler(process).objective == Objective(process, prediction)
+
+
+@pytest.mark.parametrize("spec", ["uniform", "lognormal", "mix:of=lognormal"])
+def test_a_sampler_that_does_not_learn_has_no_target(spec):
+    with pytest.raises(ValueError, match="has no target"):
+        build(spec, DDPM.linear(), correction="target")
+
+
+def test_it_moves_between_precisions_and_survives_saving():
+    objective = OBJECTIVES["eps"]
+    sampler = taught("adaptive:warmup=0,every=1", objective).sampler
+    again = build("adaptive:warmup=0,every=1", objective.process).sampler
+    again.load_state_dict(sampler.state_dict())
+    assert torch.equal(sampler.sample(64).weight, again.sample(64).weight)
