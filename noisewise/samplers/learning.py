@@ -94,7 +94,8 @@ class Learner(TableSampler):
         weighting, target = self._weightings
         if target is weighting:
             return torch.ones_like(u)
-        if self._mean_target is None or self._mean_target.device != u.device:
+        learned = any(True for one in self._weightings if one is not None for _ in one.parameters())
+        if self._mean_target is None or self._mean_target.device != u.device or learned:
             grid = (torch.arange(GRID, device=u.device) + 0.5) / GRID
             self._mean_target = self._target_ratio(grid).mean()
         return self._target_ratio(u) / self._mean_target

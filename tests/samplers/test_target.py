@@ -98,7 +98,19 @@ def test_a_sampler_that_does_not_learn_has_no_target(spec):
         build(spec, DDPM.linear(), correction="target")
 
 
-def test_it_moves_between_precisions_and_survives_saving():
+def test_a_weighting_that_is_trained_is_followed():
+    objective = OBJECTIVES["eps"]
+    recipe = build("adaptive:target=(minsnr)+learned", objective)
+    for value in (0.0, 2.0):
+        with torch.no_grad():
+            for parameter in recipe.weighting.parameters():
+                parameter.fill_(value)
+        expected = MinSNR().weights(objective, FINE)
+        torch.testing.assert_close(trained(recipe, objective), expected / expected.mean(), rtol=1e-3, atol=1e-5)
+        assert float(recipe.sampler.target_weight(FINE).mean()) == pytest.approx(1, rel=2e-3)
+
+
+def test_its_weights_survive_saving():
     objective = OBJECTIVES["eps"]
     sampler = taught("adaptive:warmup=0,every=1", objective).sampler
     again = build("adaptive:warmup=0,every=1", objective.process).sampler
