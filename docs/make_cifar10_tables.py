@@ -1,12 +1,14 @@
 """Fill in the tables of the study, in benchmarks/cifar10.md and docs/adaptive.md: python docs/make_cifar10_tables.py"""
 
+import csv
+import math
 import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pages import fill_in, rows
+from pages import RESULTS, fill_in, rows
 
 from noisewise.study.reach import Point, first_reached
 
@@ -82,11 +84,12 @@ UNETS = {  # column to file, process and steps
     "CIFAR-10, linear": ("cifar10-v1-field.jsonl", "linear"),
 }
 SPECS = {  # row to the specs that stand for it in the files
-    "`adaptive`": ("adaptive+minsnr:gamma=5", "adaptive:estimator=loss+minsnr:gamma=5"),
+    "`adaptive`": ("adaptive", "adaptive+minsnr:gamma=5", "adaptive:estimator=loss+minsnr:gamma=5"),
     "`minsnr`": ("minsnr:gamma=5",),
     "`lognormal`": ("lognormal",),
-    "`adaptive+none`": ("adaptive",),  # rows made before it had a target of its own
+    "`adaptive+none`": ("adaptive+none",),
 }
+EARLIER = {"digits_continuous.jsonl": {"adaptive": "adaptive+none"}}  # rows made before it had a target of its own
 
 
 def unets_table() -> list[str]:
@@ -101,12 +104,52 @@ def over_uniform(file: str, process: str, specs: tuple[str, ...]) -> str:
     """The ratios of all seeds, in their order."""
     ends = [row for row in rows(file) if row.get("share") == 1 and row["process"] == process]
     uniform = {row["seed"]: row["distance"] for row in ends if row["sampler"] == "uniform"}
-    found = {row["seed"]: row["distance"] for row in ends if row["sampler"] in specs}
+    named = EARLIER.get(file, {})
+    found = {row["seed"]: row["distance"] for row in ends if named.get(row["sampler"], row["sampler"]) in specs}
     return " / ".join(f"{found[seed] / uniform[seed]:.2f}" for seed in sorted(found))
 
 
+def search_table() -> list[str]:
+    """The digits, 700 steps: variants of the default, lowest mean first."""
+    ends = {(row["sampler"], row["seed"]): row["distance"] for row in rows("digits_search.jsonl") if row["share"] == 1}
+    mean = {spec: statistics.fmean(ends[spec, seed] for seed in (0, 1)) for spec, _ in ends}
+    lines = ["| spec | seed 0 | seed 1 |", "|---|---|---|"]
+    lines += [f"| `{spec}` | {ends[spec, 0]:.2f} | {ends[spec, 1]:.2f} |" for spec in sorted(mean, key=lambda one: mean[one])]
+    return lines
+
+
+DENSITIES: dict[str, Callable[[float, float, float], float]] = {
+    "weight × loss": lambda weight, loss, norm: weight * loss,
+    "weight × √loss": lambda weight, loss, norm: weight * loss**0.5,
+    "weight × norm of the gradient: the optimum": lambda weight, loss, norm: weight * norm,
+}
+
+
+def variance_table() -> list[str]:
+    """The second moment of the importance-weighted gradient of Min-SNR's objective over that of uniform draws."""
+    with (RESULTS / "analysis_gradients.csv").open() as file:
+        levels = [row for row in csv.DictReader(file) if row["step"] == "800"]
+    known = [(min(5 * math.exp(-float(r["log_snr"])), 1.0), float(r["loss"]), float(r["rms_norm"])) for r in levels]
+    floors = (0.0, 0.05, 0.2, 0.5)
+    lines = ["| drawn in proportion to | " + " | ".join(f"floor {floor:g}" for floor in floors) + " |", "|---" * 5 + "|"]
+    for name, mass in DENSITIES.items():
+        total = sum(mass(*one) for one in known)
+        cells = []
+        for floor in floors:
+            density = [(1 - floor) * mass(*one) / total * len(known) + floor for one in known]
+            found = sum((w * norm) ** 2 / q for (w, _, norm), q in zip(known, density, strict=True))
+            cells.append(f"{found / sum((w * norm) ** 2 for w, _, norm in known):.2f}")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
 PAGES: dict[Path, dict[str, Callable[[], list[str]]]] = {
-    BENCHMARKS / "cifar10.md": {"CIFAR-10 strata": strata_table, "CIFAR-10 field": field_table},
+    BENCHMARKS / "cifar10.md": {
+        "CIFAR-10 strata": strata_table,
+        "CIFAR-10 field": field_table,
+        "search": search_table,
+        "variance": variance_table,
+    },
     Path(__file__).parent / "adaptive.md": {"unets": unets_table},
 }
 

@@ -46,8 +46,8 @@ SHOWN = {  # in the heat maps and the loss curves: line styles too, for those wh
     "lookahead, VLB": "-",
     "lookahead, scale-free": "--",
 }
-TARGETS_OF_COST = {  # what step_cost.jsonl calls the methods of targets_digits.jsonl
-    "adaptive": "loss, plain",
+TARGETS_OF_COST = {  # what the methods of step_cost.jsonl are in targets_digits.jsonl
+    "adaptive+none": "loss, plain",
     "adaptive+minsnr": "loss, Min-SNR",
     "reinforce": "reinforce, plain",
     "paper_cifar10": "reinforce as published (VLB)",
@@ -73,7 +73,12 @@ def gains() -> tuple[list[tuple[str, int]], dict[str, dict[tuple[str, int], floa
 
 
 def costs() -> list[dict[str, Any]]:
-    return [row | {"name": row["sampler"] + (", compiled" if row["compile"] else "")} for row in rows("step_cost.jsonl")]
+    """What was measured, with the names of today: `adaptive` had no target of its own then."""
+    found = []
+    for row in rows("step_cost.jsonl"):
+        today = {key: "adaptive+none" if row[key] == "adaptive" else row[key] for key in ("sampler", "spec")}
+        found.append(row | today | {"name": today["sampler"] + (", compiled" if row["compile"] else "")})
+    return found
 
 
 # Pictures --------------------------------------------------------------------------------------------------------------

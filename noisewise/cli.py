@@ -55,7 +55,12 @@ def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
 def _reporting_errors(command: Callable[[], int]) -> int:
     """Errors that say what to do need no traceback; NOISEWISE_TRACEBACK=1 shows it all the same."""
     try:
-        return command()
+        status = command()
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # nobody reads on, as in `noisewise preview ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its end
+        return 141
     except ModuleNotFoundError as error:
         if os.environ.get("NOISEWISE_TRACEBACK"):
             raise

@@ -95,6 +95,8 @@ class Objective:
         self, model: Callable[..., Any], x0: Tensor, u: Tensor, noise: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
         """One loss a sample: noise `x0`, call `model(input, time, *args, **kwargs)` and compare; noise is drawn if absent."""
+        if not x0.is_floating_point():
+            raise TypeError(f"x0 must be floating-point, got {x0.dtype}: scale images to [-1, 1] first")
         noise = torch.randn_like(x0) if noise is None else noise
         x_u = self.process.add_noise(x0, noise, u)
         output = model(self.model_input(x_u, u), self.process.time(u), *args, **kwargs)

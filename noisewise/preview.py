@@ -111,7 +111,7 @@ def preview(
         sampler: draws the noise levels; a learning one shows what it draws before it has learned.
         weighting: weighs their losses; None for none.
         process: the noising process.
-        objective: what the model predicts; eps if absent.
+        objective: what the model predicts; if absent what a learning sampler takes it to predict, eps for the others.
         bins: equal intervals of u.
         weight_of: whether w multiplies the "eps"-loss, in which all predictions can be compared, or the "model"'s own loss.
         title: of the picture.
@@ -122,7 +122,8 @@ def preview(
     u = (torch.arange(bins) + 0.5) / bins
     density = mean_density(sampler, bins)
     p, correction = density.cpu(), sampler._weight(u.to(density), density).cpu()
-    objective, weighting = objective or Objective(process), weighting or NoWeight()
+    objective = objective or getattr(sampler, "objective", None) or Objective(process)
+    weighting = weighting or NoWeight()
     w = weighting(objective, u) if weight_of == "eps" else weighting.weights(objective, u)
     if bool((w < 0).any()):
         raise ValueError(f"this weighting is negative at u = {float(u[w.argmin()]):.3f}; a loss weight must not be")

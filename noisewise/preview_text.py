@@ -72,6 +72,9 @@ def not_yet(sampler: Sampler, weighting: Weighting) -> list[str]:
         lines.append("this sampler learns: p is what it draws before the first step; noisewise analyze density shows runs")
     elif not sampler.constant:
         lines.append("this sampler changes over training: p is what it draws at the first step")
+    if isinstance(sampler, Learner) and sampler.correction.kind == "target" and sampler.target is not weighting:
+        target = type(sampler.target).__name__
+        lines.append(f"draw.weight holds the weight of its target, {target}, too: p·w is what is trained, w the loop's part")
     if any(isinstance(part, Learned) for part in weighting.modules()):
         lines.append("this weighting is learned: w is what it is before the first step")
     return lines

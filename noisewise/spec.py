@@ -5,7 +5,8 @@
     speed:k=5+change_aware               both
     lognormal+minsnr:gamma=5             both, with a setting
     mix:of=(speed:k=5),floor=0.1         a sampler made of samplers, in brackets
-    adaptive+minsnr                      a learning sampler; its target is the weighting unless it names one of its own
+    adaptive                             a learning sampler; this one trains Min-SNR's objective unless told otherwise
+    adaptive+p2                          the same; the weighting is its target too, unless it names another; +none: no weight
 
 Grammar: term ("+" term)*, term = name [":" key=value ("," key=value)*], value = number | true | false | none | word | (spec).
 """

@@ -7,6 +7,7 @@ steps of a run, two runs or two machines can be compared level by level, and wha
     found = validate(losses_at, loader, objective, model=model)         # losses_at(batch, u, noise) -> one loss a sample
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import RandomSampler
 
 from noisewise import distributed
 from noisewise.batches import Where, data_of, moved, shares
@@ -125,6 +127,7 @@ def validate(
         device: where to move the batches; that of the module, if one is given first.
         seed: of the noise.
     """
+    _check_arguments(model_or_losses, batches, objective)
     if levels < 1:
         raise ValueError(f"levels must be >= 1, got {levels}")
     if per_sample is not None and not 1 <= per_sample <= levels:
@@ -219,6 +222,23 @@ def evaluation_mode(*parts: Any) -> Iterator[None]:
     finally:
         for module, mode in before:
             module.training = mode
+
+
+def _check_arguments(model_or_losses: Any, batches: Any, objective: Any) -> None:
+    if not callable(model_or_losses):
+        raise TypeError(f"the model, or a function (batch, u, noise), must come first, got {type(model_or_losses).__name__}")
+    if isinstance(batches, Tensor):
+        raise TypeError("batches must be several, got one tensor: hand over x0.split(64), or list(x0) if its rows are batches")
+    if not isinstance(objective, Objective):
+        raise TypeError(
+            f"the objective must be an Objective, as Objective(DDPM.linear(), 'eps') is, got {type(objective).__name__}"
+        )
+    if isinstance(getattr(batches, "sampler", None), RandomSampler):
+        warnings.warn(
+            "this loader shuffles, so every call pairs the samples with other noise: make it with shuffle=False",
+            RuntimeWarning,
+            stacklevel=4,  # torch.no_grad stands between
+        )
 
 
 def _calling(model: nn.Module, objective: Objective) -> LossesAt:

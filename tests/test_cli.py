@@ -117,6 +117,12 @@ def test_a_missing_extra_is_named():
     assert "Traceback" not in done.stderr
 
 
+def test_a_reader_that_leaves_is_no_error():
+    command = f"{sys.executable} -m noisewise preview --scheduler linear | true"  # which is gone long before the first line
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
 def test_a_dry_run_of_the_digits_in_a_process_of_its_own(tmp_path):
     done = run("-m", "noisewise", "train", "--preset=digits", "--dry-run", "--device=cpu", f"--out={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from noisewise import DDPM, SAMPLERS, WEIGHTINGS, AdaptiveSampler, Sampler, build
+from noisewise import DDPM, SAMPLERS, WEIGHTINGS, AdaptiveSampler, Objective, Sampler, build
 from noisewise.samplers.adaptive import ESTIMATORS
 from noisewise.samplers.learning import Learner
 from noisewise.spec import _parameters
@@ -272,6 +272,29 @@ def test_the_adaptive_page_says_only_what_the_digits_show() -> None:
     assert all(min(measured[m, "linear"]) < 1 < max(measured[m, "linear"]) for m in linear_only - lost)
 
 
+def test_the_adaptive_page_says_only_what_the_unets_show() -> None:
+    page = (DOCS / "adaptive.md").read_text()
+    screen = {(row["process"], row["seed"], row["sampler"]): row["distance"] for row in result_rows("digits_screen.jsonl")}
+    plain, default = (
+        [value / screen[process, seed, "uniform"] for (process, seed, sampler), value in screen.items() if sampler == spec]
+        for spec in ("adaptive+none", "adaptive+minsnr:gamma=5")
+    )
+    assert len(plain) == len(default) == 5
+    assert f"{min(plain):.2f} to {max(plain):.2f} of uniform's distance in five runs of 700 steps" in page
+    assert f"where `adaptive` has {min(default):.2f} to {max(default):.2f}." in page
+    shown = page_table("unets")
+    better = zip(shown["adaptive"], shown["minsnr"], strict=True)
+    assert all(adaptive < min(weight, 1) for adaptive, weight in better), "in every run, and better than the weight alone"
+
+
+def test_the_adaptive_card_knows_how_large_its_weights_get() -> None:
+    (line,) = re.findall(r"^- The importance weight is at most 1/floor times.*$", (DOCS / ADAPTIVE).read_text(), re.MULTILINE)
+    levels = (torch.arange(1000) + 0.5) / 1000
+    for prediction, shown in zip(("eps", "v"), re.findall(r"([\d.]+) for [εv]", line), strict=True):
+        sampler = AdaptiveSampler(Objective(DDPM.linear(), prediction))
+        assert float(sampler.target_weight(levels).max()) / sampler.floor == pytest.approx(float(shown), rel=0.02)
+
+
 def test_the_adaptive_page_shows_the_known_answers() -> None:
     rows = result_rows("known_answers.jsonl")
     gains: dict[str, list[float]] = {}
@@ -295,6 +318,7 @@ def test_the_adaptive_page_shows_what_a_step_costs() -> None:
     found = {
         row["spec"]: [row["ratio"], *row["range"], *([row["event_ms"] / 1e3] if "event_ms" in row else [])] for row in rows
     }
+    found["adaptive+none"] = found.pop("adaptive")  # which had no target of its own then
     assert_table("cost", found, 0.051)
     for spec, numbers in page_table("cost").items():
         np.testing.assert_allclose(numbers[:3], found[spec][:3], rtol=0, atol=0.00051)

@@ -255,3 +255,8 @@ def test_noise_of_another_shape_is_refused():
 def test_unknown_settings(options, message):
     with pytest.raises(ValueError, match=message):
         Objective(Flow(), **options)
+
+
+def test_integer_images_are_refused():
+    with pytest.raises(TypeError, match="scale images"):
+        Objective(DDPM.linear()).losses(lambda x, t: x, torch.zeros(4, 2, dtype=torch.uint8), torch.rand(4))

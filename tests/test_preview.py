@@ -11,7 +11,7 @@ from noisewise.preview import preview
 from noisewise.processes import DDPM, EDM, PROCESSES, Flow
 from noisewise.samplers import Beta, LogitNormal, SpeeD, Uniform
 from noisewise.spec import build
-from noisewise.weighting import WEIGHTINGS, MinSNR, OfLogSNR, Weighting
+from noisewise.weighting import WEIGHTINGS, MinSNR, OfLogSNR, Weighting, min_snr
 
 
 @pytest.mark.parametrize("name", PROCESSES)
@@ -252,3 +252,12 @@ def test_preview_equals_the_weighting_itself():
     curves = preview(LogitNormal(process), weighting, process)
     w = weighting(Objective(process), torch.from_numpy(curves.u).float()).double().numpy()
     np.testing.assert_allclose(curves.w / w, (curves.w / w)[0], rtol=1e-5)
+
+
+def test_a_learning_sampler_is_shown_with_what_it_takes_the_model_to_predict():
+    """The weight that it carries is that of a flow's own loss; as if that were the eps-loss, the curve would be another."""
+    process = Flow()
+    recipe = build("adaptive", process)
+    curves = preview(recipe.sampler, recipe.weighting, process)
+    expected = min_snr(process.log_snr(torch.from_numpy(curves.u).float())).double().numpy()
+    np.testing.assert_allclose(curves.pw, expected / expected.mean(), rtol=1e-4)

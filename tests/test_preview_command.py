@@ -124,6 +124,14 @@ def test_what_training_will_change_is_said(spec, said, capsys):
     assert notes == [] if said is None else said in notes[0]
 
 
+@pytest.mark.parametrize(("spec", "said"), [("adaptive", "MinSNR"), ("adaptive:target=p2", "P2"), ("adaptive+minsnr", None)])
+def test_a_target_that_the_importance_weight_carries_is_said(spec, said, capsys):
+    assert main(["preview", "--scheduler", "flow", "--sampler", spec]) == 0
+    found = [line for line in capsys.readouterr().out.splitlines() if "draw.weight" in line]
+    assert len(found) == (said is not None)
+    assert said is None or f"the weight of its target, {said}, too" in found[0]
+
+
 def test_a_picture_of_several_recipes(capsys):
     command = ["preview", "--scheduler", "flow:time_scale=1000", "--sampler", "lognormal", "--compare", "uniform", "mode"]
     assert main([*command, "--out", "pictures/compared.png"]) == 0

@@ -1,5 +1,6 @@
 """Validation against a computation by hand; the same whatever the batches, the ranks and the random state; never in the way."""
 
+import warnings
 from collections import namedtuple
 from pathlib import Path
 
@@ -189,6 +190,7 @@ def train(validating):
     return [*model.state_dict().values(), *sampler.state_dict().values(), torch.get_rng_state()]
 
 
+@pytest.mark.filterwarnings("ignore:this loader shuffles")
 def test_training_goes_on_bit_for_bit_as_if_nothing_had_been_validated():
     assert all(torch.equal(a, b) for a, b in zip(train(False), train(True), strict=True))
 
@@ -272,6 +274,29 @@ def test_batches_without_data_are_refused(given, error, message):
 def test_losses_must_be_one_a_sample(made, got):
     with pytest.raises(ValueError, match=rf"one loss a sample is needed, \(2,\), got {got}: average over a sample's elements"):
         validate(lambda batch, u, noise: made(u), batches([2]), OBJECTIVE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((network(), torch.randn(8, 2), OBJECTIVE), r"x0\.split\(64\)"),
+        ((network(), [torch.randn(8, 2)], OBJECTIVE.process), "must be an Objective, .* got DDPM"),
+        (([torch.randn(8, 2)], network(), OBJECTIVE), "must come first, got list"),
+    ],
+    ids=["one tensor", "a process", "the wrong way round"],
+)
+def test_arguments_of_the_wrong_kind_name_the_fix(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        validate(*arguments)
+
+
+def test_a_loader_that_shuffles_is_warned_of():
+    with pytest.warns(RuntimeWarning, match="shuffle=False") as said:
+        validate(network(), DataLoader(data(8), batch_size=4, shuffle=True), OBJECTIVE, levels=2)
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        validate(network(), DataLoader(data(8), batch_size=4), OBJECTIVE, levels=2)
 
 
 def test_a_wrong_key_is_told_the_right_ones():

@@ -16,11 +16,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from noisewise.integrations.pending import Pending, StepSkipped, check_sampler
 from noisewise.samplers import Draw, LossAt, Sampler
+
+try:
+    from accelerate import Accelerator
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"noisewise.integrations.accelerate needs Accelerate ({error}): pip install accelerate") from None
 
 
 class Accelerated:
@@ -46,6 +50,7 @@ class Accelerated:
         if not any(registered is sampler for registered in accelerator._custom_objects):
             accelerator.register_for_checkpointing(sampler)
         self._pending = Pending("with sampler.observe(draw, losses, loss_at): optimizer.step()")
+        accelerator.register_load_state_pre_hook(lambda models, folder: self.drop())  # what was drawn belongs to the old state
 
     def sample(self, x0: Tensor | int, *, generator: torch.Generator | None = None) -> Draw:
         """Draw a noise level for each sample of a training batch; once a micro-batch."""

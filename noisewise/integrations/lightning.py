@@ -39,6 +39,12 @@ from noisewise.weighting import NoWeight, Weighting
 
 PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch_lightning"}
 """Where a Callback class may come from, and the distribution that brings it."""
+RUN = ("_trainer", "_pending", "_block", "_stepped", "_unhook", "_ever_drawn")
+"""What belongs to one run of a trainer: new in every run and every copy."""
+NOTHING_DRAWN = (
+    "TimestepCallback is among the callbacks, but training_step drew nothing through it: call draw = timesteps.sample(x0) "
+    "there, train at draw.u and return timesteps.loss(draw, losses, loss_at)"
+)
 
 
 class TimestepCallback:
@@ -66,15 +72,20 @@ class TimestepCallback:
         self.objective = objective
         if self.weighting is not None and objective is None:
             raise ValueError("this recipe has a loss weighting, which depends on what the losses measure: pass objective=")
+        self._attached = False
+        self._begin_run(None)
+
+    def _begin_run(self, trainer: Any) -> None:
+        self._trainer = trainer
         self._pending = Pending("return timesteps.loss(draw, losses, loss_at)")
-        self._trainer: Any = None
         self._block: AbstractContextManager[None] | None = None
         self._stepped: list[bool] = []
         self._unhook: Callable[[], None] | None = None
-        self._ever_drawn = self._attached = False
+        self._ever_drawn = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remake, (self._named, self.__dict__)  # the class made on the fly cannot be found by its name
+        kept = {name: value for name, value in vars(self).items() if name not in RUN}  # copies of a module copy no trainer
+        return _remake, (self._named, kept)  # the class made on the fly cannot be found by its name
 
     # What training_step calls ---------------------------------------------------------------------------------------
 
@@ -119,8 +130,7 @@ class TimestepCallback:
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Learn whose callback this is."""
-        self._trainer = trainer
-        self._pending.drop()
+        self._begin_run(trainer)
         if any(part is self.sampler for part in pl_module.modules()):
             raise ValueError(
                 "the sampler is a submodule of the LightningModule, which would save it twice and hand it to DDP and the "
@@ -151,19 +161,17 @@ class TimestepCallback:
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Begin the sampler's block: gradients are there, parameters have not changed."""
-        if not self._ever_drawn:
-            raise RuntimeError(
-                "TimestepCallback is among the callbacks, but training_step drew nothing through it: call "
-                "draw = timesteps.sample(x0) there, train at draw.u and return timesteps.loss(draw, losses, loss_at)"
-            )
-        if self._pending.waiting is not None:
-            raise RuntimeError(
-                "training_step drew noise levels but handed no losses over: return timesteps.loss(draw, losses, loss_at), or "
-                "call timesteps.drop() if it returns None"
-            )
-        draws, losses, loss_at = self._pending.take()
-        if not draws or self._block is not None:  # a second optimizer's step belongs to the same block
+        if pl_module.automatic_optimization:  # else this may be another model's step, before the draws or amid them
+            if not self._ever_drawn and any(p.grad is not None for g in optimizer.param_groups for p in g["params"]):
+                raise RuntimeError(NOTHING_DRAWN)
+            if self._pending.waiting is not None:
+                raise RuntimeError(
+                    "training_step drew noise levels but handed no losses over: return timesteps.loss(draw, losses, loss_at), "
+                    "or call timesteps.drop() if it returns None"
+                )
+        if not self._pending.draws or self._block is not None:  # a second optimizer's step belongs to the same block
             return
+        draws, losses, loss_at = self._pending.take()
         self._watch(optimizer)
         self._block = self.sampler.observe(draws, losses, loss_at and _in_context(trainer, loss_at))
         self._block.__enter__()
@@ -171,6 +179,11 @@ class TimestepCallback:
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End the sampler's block; checkpoints are made after this."""
         self._end_block()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Manual optimisation must have drawn by now."""
+        if not self._ever_drawn and not pl_module.automatic_optimization:
+            raise RuntimeError(NOTHING_DRAWN)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave without learning."""
@@ -183,6 +196,8 @@ class TimestepCallback:
 
     def state_dict(self) -> dict[str, Any]:
         """All that the sampler has learned, for Lightning's checkpoint."""
+        if self._stepped:  # another callback saves after the step, before the batch has ended for this one
+            self._end_block()
         return dict(self.sampler.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -207,7 +222,8 @@ class TimestepCallback:
             self._unhook = None
         if block is None:
             return
-        if failure is None and self._stepped:
+        stepped, self._stepped = self._stepped, []
+        if failure is None and stepped:
             block.__exit__(None, None, None)
             return
         stopped = failure or StepSkipped()
@@ -248,4 +264,5 @@ def _as_callback(cls: Any, bases: tuple[Any, ...]) -> Any:
 def _remake(cls: type[TimestepCallback], state: dict[str, Any]) -> TimestepCallback:
     made = cls.__new__(cls)
     made.__dict__.update(state)
+    made._begin_run(None)
     return made

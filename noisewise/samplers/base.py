@@ -70,7 +70,7 @@ class Sampler(nn.Module):
 
     Args:
         process: the noising process.
-        correction: "none", "unbiased", "target", "clipped(c)" or "tempered(p)".
+        correction: "none", "unbiased", "clipped(c)" or "tempered(p)"; "target" too for samplers that learn.
         draws: "independent"; "stratified" (one draw in each n-th of the probability, split over ranks); "antithetic"
             (pairs v and 1 - v). All three leave the marginal of every single draw exactly q.
         seed: with the step, the micro-batch and the rank it determines every draw.
@@ -131,6 +131,11 @@ class Sampler(nn.Module):
     @torch.no_grad()
     def sample(self, x0: Tensor | int, *, generator: torch.Generator | None = None) -> Draw:
         """Draw one noise level for each sample of the batch `x0` (or for that many samples on the sampler's own device)."""
+        if not isinstance(x0, Tensor | int):
+            raise TypeError(
+                f"sample() takes the data x0, a tensor, or the number of samples, got {type(x0).__name__}: pick the data out "
+                "of the batch first, such as x0 = batch[0] or batch['images']"
+            )
         n, device = (x0, self.device) if isinstance(x0, int) else (len(x0) if x0.ndim else 0, x0.device)
         if n < 1:
             raise ValueError("cannot draw timesteps for an empty batch; drop empty batches before sampling")
@@ -240,7 +245,8 @@ class Sampler(nn.Module):
     def _mean_raw(self, x0: Tensor | None) -> Tensor:
         """The mean of the raw weights over the draws, from the density on a fine grid."""
         if self._mean_weight is None or not self.constant:
-            grid = (torch.arange(GRID, device=self.device if x0 is None else x0.device) + 0.5) / GRID
+            place = self.device if x0 is None else x0.device
+            grid = (torch.arange(GRID, device=place, dtype=torch.float32) + 0.5) / GRID
             density = self.density(grid)
             self._mean_weight = (density * self.correction.raw(density)).sum() / density.sum()
         return self._mean_weight

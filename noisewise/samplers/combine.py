@@ -49,7 +49,7 @@ class Combined(Sampler):
 
 
 class Mix(Combined):
-    """A floor: with probability `floor` uniform, else `of`. The importance weight is bounded by 1 / floor."""
+    """A floor: with probability `floor` uniform, else `of`. 1 / q, the weight of `unbiased`, is at most 1 / floor."""
 
     def __init__(self, process: Process, of: Sampler, floor: float = 0.1, **common: Any) -> None:
         super().__init__(process, [of], **common)

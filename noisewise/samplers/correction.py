@@ -25,7 +25,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Correction:
-    """Importance weights of one kind: none, unbiased, clipped(c) or tempered(p); `Correction.parse("clipped(5)")`."""
+    """Importance weights of one kind: none, unbiased, target, clipped(c) or tempered(p); `Correction.parse("clipped(5)")`."""
 
     kind: str = "none"
     value: float = 1.0

@@ -96,7 +96,7 @@ class Learner(TableSampler):
             return torch.ones_like(u)
         learned = any(True for one in self._weightings if one is not None for _ in one.parameters())
         if self._mean_target is None or self._mean_target.device != u.device or learned:
-            grid = (torch.arange(GRID, device=u.device) + 0.5) / GRID
+            grid = (torch.arange(GRID, device=u.device, dtype=torch.float32) + 0.5) / GRID
             self._mean_target = self._target_ratio(grid).mean()
         return self._target_ratio(u) / self._mean_target
 

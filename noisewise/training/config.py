@@ -138,7 +138,7 @@ class Config:
         process: linear, cosine, quadratic, vp, ve, edm or flow, with settings as in "linear:steps=4000".
         prediction: what the model predicts: eps, x0, v, flow or edm.
         loss: mse, l1 or huber.
-        sampler: how timesteps are drawn and losses weighted, as in "adaptive+minsnr".
+        sampler: how timesteps are drawn and losses weighted, as in "lognormal+minsnr".
         steps: optimizer steps.
         seconds: end after so much time in training steps, if that comes first; null for no limit.
         batch: samples in one optimizer step, over all processes and accumulated micro-batches.

@@ -1,5 +1,7 @@
 """Accelerate: the plain loop's numbers, accumulation, skipped steps, precision, checkpoints, two processes, errors."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,36 @@ def test_save_state_and_load_state_continue_bit_for_bit(name, tmp_path):
         second.model,
         (whole.sampler.sampler, whole.draws, whole.model),
     )
+
+
+def test_loading_a_state_forgets_what_was_drawn_after_it(tmp_path):
+    """As a run that is rolled back in the middle of an accumulation, perhaps between a draw and its losses."""
+    run = Run("adaptive", accumulate=BATCHES)
+    run.accelerator.save_state(str(tmp_path))
+    x0 = data()[:BATCH]
+    with run.accelerator.accumulate(run.model):
+        draw = run.sampler.sample(x0)
+        with run.sampler.observe(draw, losses_of(run.model, x0, draw.u)):
+            run.optimizer.step()
+    run.sampler.sample(x0)
+    run.optimizer.zero_grad()
+    run.accelerator.load_state(str(tmp_path))
+    run.epoch(0)
+    fresh = Run("adaptive", accumulate=BATCHES).epoch(0)
+    assert_same_run(run.sampler.sampler, run.draws, run.model, (fresh.sampler.sampler, fresh.draws, fresh.model))
+
+
+def test_the_last_batches_of_an_epoch_are_a_step_of_their_own():
+    """Eight batches, three to a step: Accelerate steps at the end of the data, with two."""
+    run = Run("adaptive", accumulate=3).epochs(2)
+    assert run.sampler.sampler.step == 2 * 3
+    assert run.sampler.sampler.micro == 0
+
+
+def test_without_accelerate_the_import_says_what_to_install():
+    code = "import sys; sys.modules['accelerate'] = None; import noisewise.integrations.accelerate"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install accelerate" in done.stderr.splitlines()[-1]
 
 
 def test_a_checkpoint_without_the_sampler_is_not_loaded_silently(tmp_path):

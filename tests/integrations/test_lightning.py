@@ -112,6 +112,51 @@ def test_lightnings_own_checkpoints_are_made_after_the_sampler_has_learned(pl, t
     assert not any("timesteps" in key for state in states for key in state["state_dict"])
 
 
+def test_a_callback_that_saves_before_ours_saves_what_was_learned(lightning):
+    module, steps = module_of(lightning, "reinforce"), []
+
+    class Saves(lightning.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            saved = module.timesteps.state_dict()["_extra_state"]
+            steps.append((trainer.global_step, saved.tolist()))
+
+    trainer_of(lightning, callbacks=[Saves()]).fit(module)
+    assert steps == [(step, [step, 0, 0]) for step in range(1, 2 * BATCHES + 1)]
+    assert_same_run(*parts(module), plain("reinforce"))
+
+
+@pytest.mark.parametrize("when", ["before the draw", "before the losses", "before the backward pass", "last"])
+def test_manual_optimisation_may_train_another_model_at_any_time(lightning, when):
+    """As a discriminator: its steps neither end nor begin anything that changes the numbers."""
+    module = module_of(lightning, "adaptive")
+    module.automatic_optimization = False
+    own, other = module.configure_optimizers(), torch.nn.Parameter(torch.zeros(1))
+    module.configure_optimizers = lambda: [own, torch.optim.SGD([other], lr=1.0)]
+
+    def training_step(batch, batch_idx):
+        def train_other(now):
+            if now == when:
+                module.manual_backward(other.sum())
+                module.optimizers()[1].step()
+
+        module.optimizers()[0].zero_grad()
+        torch.manual_seed(1000 * module.current_epoch + batch_idx)
+        train_other("before the draw")
+        draw = module.timesteps.sample(batch[0])
+        train_other("before the losses")
+        loss = module.timesteps.loss(draw, losses_of(module.network, batch[0], draw.u))
+        train_other("before the backward pass")
+        module.manual_backward(loss)
+        module.optimizers()[0].step()
+        train_other("last")
+        module.draws.append(draw)
+
+    module.training_step = training_step
+    trainer_of(lightning).fit(module)
+    assert float(other) < 0
+    assert_same_run(*parts(module), plain("adaptive"))
+
+
 def test_a_checkpoint_without_the_sampler_is_said_to_have_none(lightning, tmp_path):
     module = module_of(lightning, "adaptive")
     trainer = trainer_of(lightning, max_epochs=1)
@@ -221,6 +266,26 @@ def test_a_callback_can_be_copied_and_pickled(lightning):
         assert all(torch.equal(state[key], expected[key]) for key in expected)
 
 
+def test_a_module_can_be_copied_at_any_moment_of_its_training(lightning):
+    """As averaging weights does: no trainer is copied, nor the block that is open after the step."""
+    module, copies = module_of(lightning, "reinforce"), []
+
+    class Copies(lightning.Callback):
+        def on_train_batch_start(self, *_):
+            copies.append(copy.deepcopy(module.timesteps))
+
+        def on_before_optimizer_step(self, *_):
+            copies.append(copy.deepcopy(module.timesteps))
+
+        on_train_batch_end = on_train_batch_start
+
+    trainer = trainer_of(lightning, callbacks=[Copies()], max_epochs=1)
+    trainer.fit(module)
+    assert len(copies) == 3 * BATCHES
+    assert all(copied._trainer is None and copied.sampler is not module.timesteps.sampler for copied in copies)
+    assert [copied.sampler.step for copied in copies[:6]] == [0, 0, 0, 1, 1, 1]
+
+
 # Mistakes -----------------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +298,26 @@ def failing(lightning, training_step, match, error=RuntimeError):
 
 def test_a_callback_that_nothing_is_drawn_through_says_so(lightning):
     failing(lightning, lambda module, x0: losses_of(module.network, x0, torch.rand(len(x0))).mean(), "drew nothing through it")
+
+
+def test_manual_optimisation_that_draws_nothing_says_so(lightning):
+    def training_step(module, x0):
+        module.manual_backward(losses_of(module.network, x0, torch.rand(len(x0))).mean())
+        module.optimizers().step()
+
+    module = module_of(lightning, "adaptive")
+    module.automatic_optimization = False
+    module.training_step = lambda batch, batch_idx: training_step(module, batch[0])
+    with pytest.raises(RuntimeError, match="drew nothing through it"):
+        trainer_of(lightning).fit(module)
+
+
+def test_a_batch_may_be_skipped_before_anything_was_drawn(lightning):
+    module = module_of(lightning, "adaptive")
+    honest = module.training_step
+    module.training_step = lambda batch, batch_idx: honest(batch, batch_idx) if batch_idx else None
+    trainer_of(lightning, max_epochs=1).fit(module)
+    assert module.timesteps.sampler.step == BATCHES - 1
 
 
 def test_losses_that_are_not_handed_over_are_missed(lightning):

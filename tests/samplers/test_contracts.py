@@ -15,7 +15,7 @@ from safetensors.torch import load as safetensors_load
 from safetensors.torch import save as safetensors_save
 from scipy import stats
 
-from noisewise import DDPM, PROCESSES, SAMPLERS, build
+from noisewise import DDPM, PROCESSES, SAMPLERS, Objective, build
 from noisewise.samplers.correction import Correction
 from tests.samplers.specs import ALL_SPECS, CORRECTIONS, LEARNERS, SPECS
 from tests.samplers.toy import Toy
@@ -298,3 +298,24 @@ def test_a_forgotten_observe_is_noticed():
                 draw = sampler.sample(2)
                 with sampler.observe(draw, draw.u) if spec == "adaptive" else nullcontext():
                     pass
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("spec", ["uniform:draws=stratified", "adaptive", "lognormal:correction=clipped(5)"])
+def test_draws_do_not_depend_on_the_default_type(spec, kind):
+    """Lightning's bf16-true sets it during training_step."""
+    expected = build(spec, Objective(DDPM.linear())).sampler.sample(16)
+    sampler = build(spec, Objective(DDPM.linear())).sampler
+    torch.set_default_dtype(kind)
+    try:
+        draw = sampler.sample(16)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for field in ("u", "weight", "density"):
+        assert torch.equal(getattr(draw, field), getattr(expected, field)), field
+
+
+@pytest.mark.parametrize("batch", [[torch.zeros(4, 2)], (torch.zeros(4, 2), torch.zeros(4)), {"images": torch.zeros(4, 2)}])
+def test_a_batch_that_is_no_tensor_is_told_to_pick_the_data(batch):
+    with pytest.raises(TypeError, match=r"x0 = batch\[0\]"):
+        build("adaptive", DDPM.linear()).sampler.sample(batch)

@@ -40,6 +40,7 @@ def trained(recipe, objective):
     ("spec", "target"),
     [
         ("adaptive:warmup=0,every=1", MinSNR()),
+        ("adaptive:warmup=0,every=1,correction=target", MinSNR()),
         ("adaptive:warmup=0,every=1+p2", P2()),
         ("adaptive:warmup=0,every=1+none", NoWeight()),
         ("adaptive:warmup=0,every=1,target=(p2)", P2()),

@@ -148,8 +148,9 @@ def compute_loss_weighting_for_sd3(weighting_scheme: str, sigmas: Tensor | None 
 class DensityWeight(Weighting):
     """Weights the model's own loss by the density of a fixed sampler: the objective that drawing from it would train.
 
-    A learning sampler with importance weights keeps the objective of uniform draws. With this weighting it keeps that of, say,
-    SD3's logit-normal draws: `AdaptiveSampler(objective, weighting=DensityWeight(LogitNormal(objective.process)))`.
+    A learning sampler with importance weights trains its target as if all levels were drawn alike. With this weighting that is,
+    say, the objective of SD3's logit-normal draws:
+    `AdaptiveSampler(objective, weighting=DensityWeight(LogitNormal(objective.process)))`.
     """
 
     def __init__(self, sampler: Sampler) -> None:

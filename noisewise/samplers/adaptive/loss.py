@@ -1,4 +1,4 @@
-"""The zero-cost estimator: p proportional to (target weight) x (running loss). Card: docs/methods/loss_adaptive.md."""
+"""The zero-cost estimator: p proportional to (target weight) x (running loss). Card: docs/methods/adaptive.md."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

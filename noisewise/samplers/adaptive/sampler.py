@@ -43,8 +43,8 @@ class AdaptiveSampler(Learner):
         over: "u" for intervals of equal reference probability, "log_snr" for intervals of equal log SNR.
         correction: importance weights; by default the estimator's own: "target" for `loss`, so that the target is what is
             trained, and "none" for the others, where the sampler is the weighting.
-        target: the weighting of the objective that is to fall; by default the loop's own `weighting`. Without one the `loss`
-            estimator with its own correction takes Min-SNR, which made the best pictures (docs/adaptive.md).
+        target: the weighting of the objective that is to fall; by default the loop's own `weighting`. Without one it is
+            Min-SNR where the correction is "target": with it U-Nets made the best pictures (docs/adaptive.md).
         collapse: the learned density's effective width, exp(entropy), below which it counts as collapsed: a warning is given,
             the density goes back to uniform and the estimator starts anew.
         settings: `weighting`, `objective`, `max_bad_steps`, `draws` and `seed` of all learning samplers; the estimator's own.
@@ -76,10 +76,9 @@ class AdaptiveSampler(Learner):
                 raise ValueError(f"{name} is a setting of the {takers[0]} estimator, not of {estimator}")
         edges = stratum_edges(process, ESTIMATORS[estimator].strata if strata is None else strata, over)
         table = Histogram((edges[1:] - edges[:-1]).double(), edges)
-        if correction is None:
-            correction = ESTIMATORS[estimator].correction
-            if correction == "target" and target is None and settings.get("weighting") is None:
-                target = MinSNR()
+        correction = Correction.parse(ESTIMATORS[estimator].correction if correction is None else correction)
+        if correction.kind == "target" and target is None and settings.get("weighting") is None:
+            target = MinSNR()
         super().__init__(process, table, floor=floor, correction=correction, target=target, **settings)
         self.estimator = ESTIMATORS[estimator](table.edges, **own)
         self.conditional = self.estimator.conditional
