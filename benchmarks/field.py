@@ -51,6 +51,7 @@ METHODS = {
     "min-snr": "minsnr:gamma=5",
     "p2": "p2",
     "log-normal": "lognormal",
+    "laplace": "laplace",  # over log SNR
     "speed-derived": "speed:k=5+change_aware",  # tau from the schedule
     "speed-released": "speed:k=5,tau=700,mirror=true+change_aware",  # as the authors' code has it
     "loss-moment": "loss_moment",  # importance weights by default

@@ -105,7 +105,46 @@ def interval(u: Tensor, n: int) -> Tensor:
     return ((ticks * n) >> 24).clamp(0, n - 1)
 
 
-class DDPM(Process):
+class Discrete(Process):
+    """A process of T noise levels, each an equal interval of u, from tables of their scales."""
+
+    steps: int
+
+    def _tabulate(self, alpha: Tensor, sigma: Tensor, log_snr: Tensor, **more: Tensor) -> None:
+        """Take what each level has, least noise first; `more` are tables of the process's own."""
+        self.steps = len(log_snr)
+        edges = _edges_between(log_snr)
+        rate = (edges[1:] - edges[:-1]) * self.steps
+        self._tables = {"alpha": alpha, "sigma": sigma, "log_snr": log_snr, "edges": edges, "rate": rate, **more}
+
+    def index(self, u: Tensor) -> Tensor:
+        """The timestep floor(u * T), exact for float32 u at both edges of every interval; u = 1 is the last timestep."""
+        return interval(u, self.steps)
+
+    def _at(self, table: str, u: Tensor) -> Tensor:
+        return self._place(table, u)[self.index(u)]
+
+    def _place(self, table: str, like: Tensor) -> Tensor:
+        return self.cached(table, like, lambda: self._tables[table])
+
+    def scales(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        return self._at("alpha", u), self._at("sigma", u)
+
+    def log_snr(self, u: Tensor) -> Tensor:
+        return self._at("log_snr", u)
+
+    def log_snr_rate(self, u: Tensor) -> Tensor:
+        return self._at("rate", u)
+
+    def u_of_log_snr(self, log_snr: Tensor) -> Tensor:
+        inner = -self._place("edges", log_snr)[1:-1]  # ascending
+        return (torch.searchsorted(inner, -log_snr.contiguous()).to(log_snr.dtype) + 0.5) / self.steps
+
+    def log_snr_edges(self, u_edges: Tensor) -> Tensor:
+        return self._place("edges", u_edges)[(check_u(u_edges) * self.steps).round().long()]
+
+
+class DDPM(Discrete):
     """A discrete schedule of T betas; u addresses timestep floor(u * T), t = 0 the least noise.
 
     Args:
@@ -125,17 +164,9 @@ class DDPM(Process):
         self._init_tables(betas, torch.cumprod(1 - betas, 0))
 
     def _init_tables(self, betas: Tensor, alphas_cumprod: Tensor) -> None:
-        self.steps: int = len(betas)
         self.betas, self.alphas_cumprod = betas, alphas_cumprod
         log_snr = torch.log(alphas_cumprod) - torch.log1p(-alphas_cumprod)
-        edges = _edges_between(log_snr)
-        self._tables = {
-            "alpha": alphas_cumprod.sqrt(),
-            "sigma": (1 - alphas_cumprod).sqrt(),
-            "log_snr": log_snr,
-            "edges": edges,
-            "rate": (edges[1:] - edges[:-1]) * self.steps,
-        }
+        self._tabulate(alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt(), log_snr)
 
     @classmethod
     def linear(cls, steps: int = 1000, beta_start: float = 1e-4, beta_end: float = 0.02) -> "DDPM":
@@ -178,16 +209,6 @@ class DDPM(Process):
             )
         return cls.from_alphas_cumprod(bar)
 
-    def index(self, u: Tensor) -> Tensor:
-        """The timestep floor(u * T), exact for float32 u at both edges of every interval; u = 1 is the last timestep."""
-        return interval(u, self.steps)
-
-    def _at(self, table: str, u: Tensor) -> Tensor:
-        return self._place(table, u)[self.index(u)]
-
-    def _place(self, table: str, like: Tensor) -> Tensor:
-        return self.cached(table, like, lambda: self._tables[table])
-
     def time(self, u: Tensor) -> Tensor:
         return self.index(u)
 
@@ -195,22 +216,6 @@ class DDPM(Process):
         if time.is_floating_point() and time.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"timesteps must be integers or float32, got {time.dtype}, which cannot hold them all")
         return (time.to(torch.float32) + 0.5) / self.steps
-
-    def scales(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        return self._at("alpha", u), self._at("sigma", u)
-
-    def log_snr(self, u: Tensor) -> Tensor:
-        return self._at("log_snr", u)
-
-    def log_snr_rate(self, u: Tensor) -> Tensor:
-        return self._at("rate", u)
-
-    def u_of_log_snr(self, log_snr: Tensor) -> Tensor:
-        inner = -self._place("edges", log_snr)[1:-1]  # ascending
-        return (torch.searchsorted(inner, -log_snr.contiguous()).to(log_snr.dtype) + 0.5) / self.steps
-
-    def log_snr_edges(self, u_edges: Tensor) -> Tensor:
-        return self._place("edges", u_edges)[(check_u(u_edges) * self.steps).round().long()]
 
     def __repr__(self) -> str:
         return (

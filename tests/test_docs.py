@@ -1,5 +1,6 @@
 """The documentation agrees with the code: a card for every name, the code's defaults, specs that build, examples that run."""
 
+import importlib
 import inspect
 import json
 import re
@@ -27,7 +28,8 @@ MAKERS: dict[str, Callable[..., Any]] = {
 }
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 COMMON = ("correction", "draws", "seed")
-SECTIONS = ("Formula", "Settings", "Spec", "Cost", "What it does to p and w", "Known failures and traps", "When not to use it")
+SECTIONS = ("Formula", "Settings", "Spec", "Cost", "What it does to p and w", "Known failures and traps")
+SECTIONS += ("When it helps", "When not to use it", "Measured")
 ADAPTIVE = "methods/adaptive.md"
 PARTS = ("Equations", "What it measures", "Settings", "Cost", "Known failures and traps", "When not to use it", "Evidence")
 OWN_CORRECTION = "the estimator's own"  # how a card writes correction=None, since `none` is a correction
@@ -134,6 +136,14 @@ def test_card_has_every_section(page: str) -> None:
     assert text.startswith(f"# `{Path(page).stem}`\n")
     estimators = [f"Estimator `{name}`" for name in ESTIMATORS] if page == ADAPTIVE else []
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*SECTIONS, *estimators]
+
+
+@pytest.mark.parametrize("page", MAKERS)
+def test_card_has_what_was_measured(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    lines = importlib.import_module("make_cards").measured(Path(page).stem)
+    shown = section(page, "Measured").partition("<!-- table: measured -->")[2].partition("<!-- end -->")[0]
+    assert shown.strip().splitlines() == lines, "run docs/make_cards.py"
 
 
 @pytest.mark.parametrize(("page", "maker"), MAKERS.items(), ids=list(MAKERS))

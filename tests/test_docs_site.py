@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -144,7 +145,12 @@ def test_no_page_is_wider_than_a_telephone(address: str) -> None:
 
 
 def test_the_search_finds_a_sampler(address: str) -> None:
+    late = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").TimeoutError
     with chromium() as browser, opened(browser, address) as page:
-        page.fill("input.md-search__input", "lognormal")
-        page.wait_for_selector(".md-search-result__item")
+        for _ in range(60):  # the theme may not listen yet when the first letters come
+            page.fill("input.md-search__input", "")
+            page.type("input.md-search__input", "lognormal")
+            with suppress(late):
+                page.wait_for_selector(".md-search-result__item", timeout=5000)
+                break
         assert "lognormal" in page.inner_text(".md-search-result__list")

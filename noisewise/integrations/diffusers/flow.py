@@ -8,10 +8,10 @@ float32, so `time(u)` is found in `scheduler.timesteps` by equality, as training
 import torch
 from torch import Tensor
 
-from noisewise.processes import Process, _edges_between, interval
+from noisewise.processes import Discrete
 
 
-class ShiftedFlow(Process):
+class ShiftedFlow(Discrete):
     """x = (1 - sigma) x0 + sigma noise on T shifted noise levels; uniform u is diffusers' `weighting_scheme="none"`.
 
     Args:
@@ -26,27 +26,12 @@ class ShiftedFlow(Process):
             raise ValueError(f"a schedule needs at least one timestep, got {steps}")
         if not 0 < shift < float("inf"):
             raise ValueError(f"shift must be positive and finite, got {shift}")
-        self.steps: int = steps
         self.shift = shift
         even = torch.arange(1, steps + 1, dtype=torch.float32) / steps
         sigma = shift * even / (1 + (shift - 1) * even)
         exact = sigma.double()
         log_snr = 2 * (torch.log1p(-exact) - torch.log(exact))  # -inf at the last level, which is all noise
-        edges = _edges_between(log_snr)
-        self._tables = {
-            "time": sigma * steps,
-            "alpha": 1 - exact,
-            "sigma": exact,
-            "log_snr": log_snr,
-            "edges": edges,
-            "rate": (edges[1:] - edges[:-1]) * steps,
-        }
-
-    def _at(self, table: str, u: Tensor) -> Tensor:
-        return self._place(table, u)[interval(u, self.steps)]
-
-    def _place(self, table: str, like: Tensor) -> Tensor:
-        return self.cached(table, like, lambda: self._tables[table])
+        self._tabulate(1 - exact, exact, log_snr, time=sigma * steps)
 
     def time(self, u: Tensor) -> Tensor:
         return self._at("time", u)
@@ -57,22 +42,6 @@ class ShiftedFlow(Process):
         sigma = time / self.steps
         even = sigma / (self.shift - (self.shift - 1) * sigma)
         return ((even * self.steps).round() - 0.5).clamp(0.5, self.steps - 0.5) / self.steps
-
-    def scales(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        return self._at("alpha", u), self._at("sigma", u)
-
-    def log_snr(self, u: Tensor) -> Tensor:
-        return self._at("log_snr", u)
-
-    def log_snr_rate(self, u: Tensor) -> Tensor:
-        return self._at("rate", u)
-
-    def u_of_log_snr(self, log_snr: Tensor) -> Tensor:
-        inner = -self._place("edges", log_snr)[1:-1]  # ascending
-        return (torch.searchsorted(inner, -log_snr.contiguous()).to(log_snr.dtype) + 0.5) / self.steps
-
-    def log_snr_edges(self, u_edges: Tensor) -> Tensor:
-        return self._place("edges", u_edges)[(u_edges * self.steps).round().long()]
 
     def __repr__(self) -> str:
         return f"ShiftedFlow(T={self.steps}, shift={self.shift:g})"

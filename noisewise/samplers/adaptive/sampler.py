@@ -44,7 +44,7 @@ class AdaptiveSampler(Learner):
         correction: importance weights; by default the estimator's own: "target" for `loss`, so that the target is what is
             trained, and "none" for the others, where the sampler is the weighting.
         target: the weighting of the objective that is to fall; by default the loop's own `weighting`. Without one it is
-            Min-SNR where the correction is "target": with it U-Nets made the best pictures (docs/adaptive.md).
+            Min-SNR where the correction is "target": with it U-Nets made better pictures (docs/adaptive.md).
         collapse: the learned density's effective width, exp(entropy), below which it counts as collapsed: a warning is given,
             the density goes back to uniform and the estimator starts anew.
         settings: `weighting`, `objective`, `max_bad_steps`, `draws` and `seed` of all learning samplers; the estimator's own.
