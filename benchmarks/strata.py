@@ -35,7 +35,6 @@ import torch
 from rows import append
 from torch import Tensor
 
-from noisewise.evaluation.heldout import HeldOut
 from noisewise.objective import Objective
 from noisewise.processes import DDPM, Process
 from noisewise.samplers import Sampler
@@ -49,6 +48,7 @@ from noisewise.training.options import load_preset, plain
 from noisewise.training.run import Run
 from noisewise.training.signals import StopRequest
 from noisewise.training.trainer import Trainer
+from noisewise.validation import Validation
 from noisewise.weighting import P2, VLB, MinSNR, Weighting
 
 MEMORY = 4  # the branch's length over the time constant of its average
@@ -216,7 +216,7 @@ def measure(run: Run, images: int, held_out_images: int) -> dict[str, Any]:
     return found | {"targets": targets(held_out, run.trainer.objective)}
 
 
-def targets(held_out: HeldOut, objective: Objective) -> dict[str, float]:
+def targets(held_out: Validation, objective: Objective) -> dict[str, float]:
     """Candidates for what a sampler should make small, all positive."""
     found = {"plain": held_out.mean, "log": float(held_out.loss.log().mean().exp())}
     for name, make in WEIGHTS.items():

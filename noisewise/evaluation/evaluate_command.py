@@ -198,7 +198,7 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
                 progress=advance,
             )
         result["heldout"] = {
-            "images": losses.images,
+            "images": losses.samples,
             "noise_seed": 0,
             "loss": losses.mean,
             "loss_by_level": losses.loss.tolist(),

@@ -18,15 +18,6 @@ from noisewise.training.data import Source
 from noisewise.validation import NOISE_SEED, Validation, batch_sums, from_sums
 
 
-class HeldOut(Validation):
-    """The validation of a run: mean losses at the middle of equal intervals of u, least noise first."""
-
-    @property
-    def images(self) -> int:
-        """How many there were at each level."""
-        return self.samples
-
-
 @torch.no_grad()
 def held_out_losses(
     model: Any,
@@ -40,7 +31,7 @@ def held_out_losses(
     device: torch.device | str = "cpu",
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
-) -> HeldOut:
+) -> Validation:
     """Evaluate a model, in evaluation mode, on the first images of `source`.
 
     Args:
@@ -71,8 +62,7 @@ def held_out_losses(
             return objective.losses(call, x0, u, noise, *told)
 
         table.append(batch_sums(losses_at, told, x0, first, levels, seed, progress=progress))
-    found = from_sums(torch.stack(table).cpu(), objective)
-    return HeldOut(found.u, found.loss, found.error, found.samples, objective)
+    return from_sums(torch.stack(table).cpu(), objective)
 
 
 def decoded(source: Source, values: Tensor, rows: list[int], seed: int) -> Tensor:

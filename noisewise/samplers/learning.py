@@ -53,6 +53,7 @@ class Learner(TableSampler):
         # in tuples: these belong to the training loop, not to the sampler's state
         self._weightings = (weighting, weighting if target is None else target)
         self._mean_target: Tensor | None = None
+        self._trained_weights = any(one is not None and any(True for _ in one.parameters()) for one in self._weightings)
         self._model: tuple[nn.Module, ...] = ()
         self._optimizer: tuple[torch.optim.Optimizer, ...] = ()
         self.floor, self.max_bad_steps = floor, max_bad_steps
@@ -94,8 +95,7 @@ class Learner(TableSampler):
         weighting, target = self._weightings
         if target is weighting:
             return torch.ones_like(u)
-        learned = any(True for one in self._weightings if one is not None for _ in one.parameters())
-        if self._mean_target is None or self._mean_target.device != u.device or learned:
+        if self._mean_target is None or self._mean_target.device != u.device or self._trained_weights:
             grid = (torch.arange(GRID, device=u.device, dtype=torch.float32) + 0.5) / GRID
             self._mean_target = self._target_ratio(grid).mean()
         return self._target_ratio(u) / self._mean_target

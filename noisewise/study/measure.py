@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from noisewise.evaluation.distances import Network, choose_network, compare_images, real_statistics
-from noisewise.evaluation.heldout import HeldOut, held_out_losses
+from noisewise.evaluation.heldout import held_out_losses
 from noisewise.evaluation.pictures import save_grid
 from noisewise.evaluation.preprocess import to_uint8
 from noisewise.evaluation.reference import Reference
@@ -18,6 +18,7 @@ from noisewise.study.outcome import Evaluation
 from noisewise.training.data import Source
 from noisewise.training.parts import open_source
 from noisewise.training.run import Run
+from noisewise.validation import Validation
 from noisewise.weighting import VLB
 
 LEVELS, HELD_OUT = 50, 400  # noise levels of the held-out loss, and test images at each
@@ -45,7 +46,7 @@ def evaluate(run: Run, share: float, images: int, tell: Callable[[str], None] = 
     )
 
 
-def held_out_of(run: Run, images: int = HELD_OUT) -> HeldOut:
+def held_out_of(run: Run, images: int = HELD_OUT) -> Validation:
     """Held-out losses of a run as it is, with its averaged weights; an error if they are not finite."""
     trainer = run.trainer
     with run.averaged():

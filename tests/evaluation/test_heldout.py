@@ -44,7 +44,7 @@ def test_equals_a_loop_over_images_and_levels(objective):
     torch.testing.assert_close(result.loss, each.mean(0), rtol=1e-6, atol=0)
     torch.testing.assert_close(result.error, each.std(0) / 7**0.5, rtol=1e-4, atol=1e-9)
     torch.testing.assert_close(result.u, torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9], dtype=torch.float64))
-    assert result.images == 7
+    assert result.samples == 7
     assert result.mean == pytest.approx(float(each.mean()), rel=1e-6)
 
 
@@ -74,8 +74,8 @@ def test_neither_the_batch_nor_the_random_state_matters(kind, tmp_path):
 def test_the_noise_of_an_image_does_not_depend_on_how_many_there_are():
     first = held_out_losses(scale, OBJECTIVES[0], Synthetic((1, 4, 4), count=3), levels=2)
     among = held_out_losses(scale, OBJECTIVES[0], Synthetic((1, 4, 4), count=9), levels=2, images=3)
-    assert first.images == among.images == 3
-    assert held_out_losses(scale, OBJECTIVES[0], Synthetic((1, 4, 4), count=9), levels=2, images=50).images == 9
+    assert first.samples == among.samples == 3
+    assert held_out_losses(scale, OBJECTIVES[0], Synthetic((1, 4, 4), count=9), levels=2, images=50).samples == 9
     assert not torch.equal(
         first.loss, held_out_losses(scale, OBJECTIVES[0], Synthetic((1, 4, 4), count=3), seed=1, levels=2).loss
     )

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 
 from noisewise.integrations.accelerate import Accelerated
-from tests.integrations.problem import BATCH, SPECS, data, digest, losses_of, network, sampler_of, seed
+from tests.integrations.problem import BATCH, SPECS, accelerated_batch, data, digest, network, sampler_of, seed
 from tests.workers.contracts import finish
 
 STEPS = 4  # optimizer steps
@@ -27,17 +27,7 @@ class Run:
         for batch in range(2 * first, 2 * last):
             x0 = batches[batch % len(batches)]
             seed(self.accelerator.process_index, batch)
-
-            def loss_at(rows, u, x0=x0):
-                return losses_of(self.model, x0[rows], u)
-
-            with self.accelerator.accumulate(self.model):
-                draw = self.sampler.sample(x0)
-                losses = loss_at(slice(None), draw.u)
-                self.accelerator.backward((draw.weight * losses).mean())
-                with self.sampler.observe(draw, losses, loss_at):
-                    self.optimizer.step()
-                self.optimizer.zero_grad()
+            draw = accelerated_batch(self, x0)
             self.draws.append(digest({"u": draw.u}))
             self.states.append(digest(self.sampler.sampler.state_dict()) if batch % 2 else "")
         return self

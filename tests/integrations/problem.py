@@ -89,3 +89,19 @@ def assert_same_run(sampler, draws, model, reference):
             assert torch.equal(getattr(draw, field), getattr(wanted, field)), (step, field)
     for parameter, wanted in zip(model.parameters(), expected_model.parameters(), strict=True):
         assert torch.equal(parameter, wanted)
+
+
+def accelerated_batch(run, x0):
+    """One batch of the loop in docs/accelerate.md, of a run with accelerator, model, optimizer, sampler; returns its draw."""
+
+    def loss_at(rows, u):
+        return losses_of(run.model, x0[rows], u)
+
+    with run.accelerator.accumulate(run.model):
+        draw = run.sampler.sample(x0)
+        losses = loss_at(slice(None), draw.u)
+        run.accelerator.backward((draw.weight * losses).mean())
+        with run.sampler.observe(draw, losses, loss_at):
+            run.optimizer.step()
+        run.optimizer.zero_grad()
+    return draw

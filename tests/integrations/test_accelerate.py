@@ -16,6 +16,7 @@ from tests.integrations.problem import (
     BATCH,
     BATCHES,
     SPECS,
+    accelerated_batch,
     assert_same_run,
     data,
     losses_of,
@@ -50,17 +51,7 @@ class Run:
     def epoch(self, number):
         for batch, (x0,) in enumerate(self.loader):
             seed(number, batch)
-
-            def loss_at(rows, u, x0=x0):
-                return losses_of(self.model, x0[rows], u)
-
-            with self.accelerator.accumulate(self.model):
-                draw = self.sampler.sample(x0)
-                losses = loss_at(slice(None), draw.u)
-                self.accelerator.backward((draw.weight * losses).mean())
-                with self.sampler.observe(draw, losses, loss_at):
-                    self.optimizer.step()
-                self.optimizer.zero_grad()
+            draw = accelerated_batch(self, x0)
             self.draws.append(draw)
         return self
 
