@@ -1,6 +1,7 @@
 """The live view of a comparison: a line for each run, read from the runs' folders, whoever executes them."""
 
 import json
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,12 +33,13 @@ class Tail:
 
     def rows(self) -> list[dict[str, Any]]:
         """New rows; all of them if the file has been cut since."""
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size < self._read:
-            self._read = 0
-        if size == self._read:
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:  # not begun, or just being replaced
             return []
-        with self.path.open("rb") as file:
+        with file:
+            if file.seek(0, os.SEEK_END) < self._read:
+                self._read = 0
             file.seek(self._read)
             whole = file.read().rpartition(b"\n")[0]
         self._read += len(whole) + 1 if whole else 0

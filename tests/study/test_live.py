@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 from rich.console import Console
 
@@ -100,6 +101,11 @@ def test_rows_are_read_once_and_again_when_the_file_was_cut(tmp_path):
     assert tail.rows() == []
     path.write_text('{"step": 1}\n')
     assert [row["step"] for row in tail.rows()] == [1]
+
+
+def test_a_file_that_is_gone_between_two_looks_at_it_has_no_new_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "exists", lambda self: True)
+    assert Tail(tmp_path / "metrics.jsonl").rows() == []
 
 
 def test_a_status_that_is_gone_or_torn_is_none(tmp_path):
