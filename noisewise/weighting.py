@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from noisewise import bells
 from noisewise.increments import scaled_variance_increment, vanishing_point
 from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
 from noisewise.processes import DDPM, Process, check_u, interval
@@ -252,6 +253,36 @@ def clip_to_mean(values: Tensor, clip: float) -> Tensor:
     return values.clamp(max=high)
 
 
+class Bell(Weighting):
+    """A bell over log SNR, carried to u: what drawing log SNR from it would train, as a weight of the eps-loss with mean 1.
+
+    The same objective on every process, whatever its own density of noise levels.
+
+    Args:
+        location: the log SNR of the middle.
+        scale: of the bell: Laplace's, or the standard deviation.
+        shape: "laplace" or "normal".
+    """
+
+    grid = 4096
+
+    def __init__(self, location: float = 0.0, scale: float = 0.5, shape: str = "laplace") -> None:
+        super().__init__()
+        _check_positive("scale", scale)
+        if shape not in bells.SHAPES:
+            raise ValueError(f"shape must be one of {', '.join(bells.SHAPES)}, got {shape!r}")
+        self.location, self.scale, self.shape = location, scale, shape
+
+    def forward(self, objective: Objective, u: Tensor) -> Tensor:
+        process = objective.process
+        table = process.cached(("bell", self.location, self.scale, self.shape), u, lambda: self._table(process))
+        return table[interval(u, len(table))]
+
+    def _table(self, process: Process) -> Tensor:
+        mass = bells.masses(process, bells.SHAPES[self.shape], self.location, self.scale, process.steps or self.grid)
+        return mass / mass.mean()
+
+
 class ChangeAware(Weighting):
     """SpeeD's weight (Wang et al. 2024): (1 - lam) + (2 lam - 1) g(t) while the process still changes, 1 after that.
 
@@ -315,6 +346,7 @@ WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
     "edm_weight": EDMWeight,
     "sigma_sqrt": SigmaSqrt,
     "cosmap_weight": CosMapWeight,
+    "bell": Bell,
     "change_aware": ChangeAware,
     "learned": Learned,
 }

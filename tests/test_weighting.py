@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from noisewise.objective import LOSS_KINDS, PREDICTIONS, Objective
 from noisewise.processes import DDPM, EDM, PROCESSES, VP, Flow
+from noisewise.samplers import EDMLogNormal, Laplace
 from noisewise.weighting import (
     P2,
     VLB,
     WEIGHTINGS,
+    Bell,
     ChangeAware,
     CosMapWeight,
     Debiased,
@@ -125,6 +127,38 @@ def test_sd3_weights_equal_diffusers(weighting, scheme):
     weights = weighting().weights(Objective(Flow(), "flow"), u)
     expected = compute_loss_weighting_for_sd3(scheme, sigmas=u)
     torch.testing.assert_close(weights.float(), expected.float(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_a_bell_is_the_density_of_the_sampler_that_draws_it(name):
+    process, u = PROCESSES[name](), inner()
+    laplace = Laplace(process, location=-1.0, scale=1.5)
+    torch.testing.assert_close(Bell(-1.0, 1.5)(Objective(process), u), laplace.density(u), rtol=0.02, atol=0.01)
+    normal = EDMLogNormal(process, mean=0.5, std=1.0)
+    torch.testing.assert_close(
+        Bell(location=-1.0, scale=2.0, shape="normal")(Objective(process), u), normal.density(u), rtol=0.02, atol=0.01
+    )
+
+
+@pytest.mark.parametrize(("make", "prediction"), [(DDPM.linear, "eps"), (DDPM.cosine, "v"), (Flow, "flow"), (EDM, "edm")])
+def test_a_bell_counts_the_same_log_snrs_on_every_process(make, prediction):
+    """The share of the eps-loss's weight above each log SNR is that of the bell, whatever the process and the prediction."""
+    objective, u = Objective(make(), prediction), (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
+    weight = objective.per_prediction(Bell(0.5, 1.0, "normal")(objective, u), u) / objective.per_prediction(
+        torch.ones_like(u), u
+    )
+    for level in (-1.0, 0.5, 2.0):
+        share = float(
+            weight[objective.process.log_snr(u) > level].mean() * (objective.process.log_snr(u) > level).mean(dtype=u.dtype)
+        )
+        assert share == pytest.approx(0.5 * math.erfc((level - 0.5) / math.sqrt(2)), abs=0.01)
+
+
+def test_a_bell_that_the_process_does_not_reach_is_an_error():
+    with pytest.raises(ValueError, match="around log SNR 40 has no mass"):
+        Bell(location=40.0)(Objective(DDPM.linear()), inner())
+    with pytest.raises(ValueError, match="shape must be one of laplace, normal, got 'box'"):
+        Bell(shape="box")
 
 
 def test_simple_and_none_differ_only_by_prediction():
@@ -378,6 +412,10 @@ EDGES = torch.tensor([0.0, 2.0**-24, 1e-3, 0.5, 1 - 1e-3, 1 - 2.0**-24, 1.0])
 def test_weights_are_finite_and_never_negative(name, make, prediction):
     weighting = WEIGHTINGS[name]()
     process = make()
+    if name == "bell" and process.steps == 1:
+        with pytest.raises(ValueError, match="has no mass on the process"):
+            weighting(Objective(process), EDGES)
+        return
     for loss in LOSS_KINDS:
         objective = Objective(process, prediction, loss)
         for weights in (weighting(objective, EDGES), weighting.weights(objective, EDGES)):
