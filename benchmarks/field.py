@@ -30,7 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rows import append, publishable
+from rows import append, publishable, spec_now
 
 from noisewise.evaluation.distances import choose_network, real_statistics
 from noisewise.spec import split_specs
@@ -57,13 +57,13 @@ METHODS = {
     "loss-moment": "loss_moment",  # importance weights by default
     "loss-log-snr": "loss_adaptive",  # Kingma & Gao, importance weights by default
     "gradient-variance": "gradient_variance",
-    "loss-weighted": "adaptive:estimator=loss,target=(minsnr:gamma=5),correction=none",  # the sampler is the weighting
-    "loss-weighted-unbiased": "adaptive:estimator=loss+minsnr:gamma=5",  # w / (T p): the objective stays Min-SNR
+    "loss-weighted": "adaptive:draws=independent,target=(minsnr:gamma=5),correction=none",  # the sampler is the weighting
+    "loss-weighted-unbiased": "adaptive:draws=independent+minsnr:gamma=5",  # w / (T p): the objective stays Min-SNR
     "adaptive-paper": "paper_cifar10",  # as published, but for paired noise
     "adaptive-repaired": REPAIRED,
     "adaptive-min-snr": f"{REPAIRED}+minsnr:gamma=5",
-    "loss-plain": "adaptive:correction=unbiased",  # p by the loss alone, the plain objective
-    "adaptive": "adaptive",  # the default: loss-weighted-unbiased without a weighting of the loop's
+    "loss-plain": "adaptive:draws=independent+none",  # p by the loss alone, the plain objective
+    "adaptive": "adaptive",  # the default: loss-weighted-unbiased with stratified draws
 }
 COPIED = ("density_by_level", "objective_by_level", "effective_share")  # from the row of training before an evaluation
 ASKED = ("name", "process", "prediction", "sampler", "seed", "steps", "settings", "images")  # what tells a run from others
@@ -156,8 +156,8 @@ def about(config: Config, images: int) -> dict[str, Any]:
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """The same as something to look up, in a row that was published and in one that is not yet."""
-    return tuple(publishable(row.get(name)) for name in ASKED)
+    """The same as something to look up, in a row that was published, whenever that was, and in one that is not yet."""
+    return tuple(publishable({**row, "sampler": spec_now(row)}.get(name)) for name in ASKED)
 
 
 # Rows -------------------------------------------------------------------------------------------------------------------

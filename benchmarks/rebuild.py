@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from field import key
+from rows import spec_now
 
 from noisewise.study.outcome import FAILURE, Plan
 from noisewise.training.folder import read_rows
@@ -56,7 +57,7 @@ def write_run(folder: Path, rows: list[dict[str, Any]]) -> str:
     name = Path(first["config"]["out"]).name
     run = folder / name
     run.mkdir(parents=True)
-    (run / "config.yaml").write_text(json.dumps(first["config"]))  # JSON is YAML
+    (run / "config.yaml").write_text(json.dumps({**first["config"], "sampler": spec_now(first)}))  # JSON is YAML
     (run / "environment.jsonl").write_text(json.dumps(first["environment"]) + "\n")
     with (run / "metrics.jsonl").open("w") as file:
         for row in sorted((row for row in rows if "share" in row), key=lambda row: row["share"]):

@@ -6,6 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from noisewise.spec import Term, parse
+
+TARGETED, STRATIFIED = "2026-11-16T09:26:59", "2026-11-16T12:10:00"
+"""Since when `adaptive` alone trains Min-SNR's objective, and since when it draws in strata (UTC)."""
 PLACE = re.compile(r"""(?<![\w.:/~])/(?:[^\s/'"<>,:;()]+/)*([^\s/'"<>,:;()]+)/?""")  # an absolute path within a text, not a URL
 
 
@@ -24,3 +28,25 @@ def publishable(value: Any) -> Any:
     if isinstance(value, str):
         return PLACE.sub(r"\1", value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def spec_now(row: dict[str, Any]) -> str:
+    """The spec that means today what the spec of a row of field.py meant when its session began, without today's defaults."""
+    terms, session = parse(row["sampler"]), row.get("session", "now")
+    for term in terms:
+        if term.name != "adaptive":
+            continue
+        if session < TARGETED and len(terms) == 1 and not {"target", "correction"} & set(term.options):
+            terms = [*terms, Term("none", {})]
+        if session < STRATIFIED:
+            term.options.setdefault("draws", "independent")
+        for name, value in (("estimator", "loss"), ("draws", "stratified")):
+            if term.options.get(name) == value:
+                del term.options[name]
+    return "+".join(text_of(term) for term in terms)
+
+
+def text_of(term: Term) -> str:
+    """A term as it is written."""
+    settings = ",".join(f"{name}={value}" for name, value in term.options.items())
+    return f"{term.name}:{settings}" if settings else term.name

@@ -4,14 +4,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pages import fill_in, rows
+from pages import fill_in, rows, spec_now
 
 from noisewise.spec import parse
 
 DOCS = Path(__file__).parent
 FILES = ("digits_screen.jsonl", "digits_search.jsonl", "digits_cards.jsonl", "digits_long.jsonl", "digits_continuous.jsonl")
-FILES += ("cifar10-v1-field.jsonl",)
-OLD_NAMES = {("digits_continuous.jsonl", "adaptive"): "adaptive+none"}  # made before it had a target of its own
+FILES += ("digits_bells.jsonl", "digits_default.jsonl", "cifar10-v1-field.jsonl")
 NOTHING = ["Not yet: no file of `benchmarks/results/` has it with a U-Net."]
 MEANT_FOR = {  # weights that were run on the linear schedule with eps-prediction, which is not what they are for
     "sigma_sqrt": "It is meant for flows; on this schedule with ε-prediction it counts little but the least noise.",
@@ -29,9 +28,8 @@ def ends() -> list[dict[str, Any]]:
     for file in FILES:
         for row in rows(file):
             if row.get("share") == 1 and row["distance"] is not None:
-                spec = OLD_NAMES.get((file, row["sampler"]), row["sampler"])
                 data = "CIFAR-10" if row["name"].startswith("cifar10") else row["name"]
-                found.append({**row, "sampler": spec, "where": (data, row["process"], row["steps"])})
+                found.append({**row, "sampler": spec_now(row), "where": (data, row["process"], row["steps"])})
     return found
 
 

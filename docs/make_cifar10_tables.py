@@ -3,20 +3,17 @@
 import csv
 import math
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pages import RESULTS, fill_in, rows
+from pages import BENCHMARKS, RESULTS, fill_in, rows, spec_now  # makes the benchmarks known as modules
 
 from noisewise.study.reach import Point, first_reached
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-from field import METHODS  # noqa: E402
-from rebuild import best_sessions  # noqa: E402
-from strata import correlations, gains, values  # noqa: E402
+from field import METHODS  # isort: skip
+from rebuild import best_sessions  # isort: skip
+from strata import correlations, gains, values  # isort: skip
 
 TARGETS = {"minsnr 5": "Min-SNR 5", "minsnr 1": "Min-SNR 1", "p2": "P2", "plain": "plain", "log": "log", "vlb": "VLB"}
 SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -47,23 +44,27 @@ def relative_deviation(found: list[float]) -> float:
 def field_table() -> list[str]:
     """FID-5k of each method along its budget, all seeds in a cell, lowest end first."""
     runs = curves(rows("cifar10-v1-field.jsonl"))
-    uniform = {seed: curve[1.0] for (method, seed), curve in runs.items() if method == "uniform"}
-    methods = sorted({method for method, _ in runs}, key=lambda one: runs[one, min(s for m, s in runs if m == one)][1.0])
-    lines = ["| method | spec | 25 % | 50 % | 75 % | 100 % | over uniform's | steps to uniform's last |", "|---" * 8 + "|"]
-    for method in methods:
-        seeds = sorted(seed for name, seed in runs if name == method)
-        found = [runs[method, seed] for seed in seeds]
+    uniform = {seed: curve[1.0] for (spec, seed), curve in runs.items() if spec == "uniform"}
+    ratios = {spec: statistics.fmean(runs[spec, s][1.0] / uniform[s] for one, s in runs if one == spec) for spec, _ in runs}
+    names = {spec: name for name, spec in METHODS.items()}
+    lines = [
+        "| method | spec | seeds | 25 % | 50 % | 75 % | 100 % | over uniform's | steps to uniform's last |",
+        "|---" * 9 + "|",
+    ]
+    for spec in sorted(ratios, key=lambda one: ratios[one]):
+        seeds = sorted(seed for name, seed in runs if name == spec)
+        found = [runs[spec, seed] for seed in seeds]
         cells = [" / ".join(f"{curve[share]:.1f}" for curve in found) for share in SHARES]
         cells.append(" / ".join(f"{curve[1.0] / uniform[seed]:.2f}" for seed, curve in zip(seeds, found, strict=True)))
         cells.append(" / ".join(reached(curve, uniform[seed]) for seed, curve in zip(seeds, found, strict=True)))
-        lines.append(f"| {method} | `{METHODS[method]}` | " + " | ".join(cells) + " |")
+        lines.append(f"| {names.get(spec, '')} | `{spec}` | {' / '.join(map(str, seeds))} | " + " | ".join(cells) + " |")
     return lines
 
 
 def curves(measured: list[dict[str, Any]]) -> dict[tuple[str, int], dict[float, float]]:
     """FID by share of the budget of every run that came to its end."""
     found = {
-        (run[0]["method"], run[0]["seed"]): {row["share"]: row["distance"] for row in run if "share" in row}
+        (spec_now(run[0]), run[0]["seed"]): {row["share"]: row["distance"] for row in run if "share" in row}
         for run in best_sessions(measured)
     }
     return {name: curve for name, curve in found.items() if 1.0 in curve}
@@ -75,21 +76,21 @@ def reached(curve: dict[float, float], value: float) -> str:
     return "never" if crossing is None else f"{100 * crossing.steps:.0f} %"
 
 
-UNETS = {  # column to file, process and steps
-    "digits, linear": ("digits_long.jsonl", "linear"),
-    "digits, cosine": ("digits_long.jsonl", "cosine"),
-    "digits, quadratic": ("digits_screen.jsonl", "quadratic"),
-    "digits, EDM": ("digits_continuous.jsonl", "edm"),
-    "digits, flow": ("digits_continuous.jsonl", "flow"),
-    "CIFAR-10, linear": ("cifar10-v1-field.jsonl", "linear"),
+UNETS = {  # column to files and process; digits with 2,400 steps (linear, cosine) or 700
+    "digits, linear": (("digits_long.jsonl", "digits_bells.jsonl", "digits_default.jsonl"), "linear", 2400),
+    "digits, cosine": (("digits_long.jsonl", "digits_bells.jsonl", "digits_default.jsonl"), "cosine", 2400),
+    "digits, quadratic": (("digits_screen.jsonl", "digits_default.jsonl"), "quadratic", 700),
+    "digits, EDM": (("digits_continuous.jsonl", "digits_default.jsonl"), "edm", 700),
+    "digits, flow": (("digits_continuous.jsonl", "digits_default.jsonl"), "flow", 700),
+    "CIFAR-10, linear": (("cifar10-v1-field.jsonl",), "linear", 10000),
 }
-SPECS = {  # row to the specs that stand for it in the files
-    "`adaptive`": ("adaptive", "adaptive+minsnr:gamma=5", "adaptive:estimator=loss+minsnr:gamma=5"),
+SPECS = {  # row to the specs that stand for it
+    "`adaptive`": ("adaptive",),
+    "`adaptive:draws=independent`": ("adaptive:draws=independent", "adaptive:draws=independent+minsnr:gamma=5"),
     "`minsnr`": ("minsnr:gamma=5",),
     "`lognormal`": ("lognormal",),
-    "`adaptive+none`": ("adaptive+none",),
+    "`adaptive:draws=independent+none`": ("adaptive:draws=independent+none",),
 }
-EARLIER = {"digits_continuous.jsonl": {"adaptive": "adaptive+none"}}  # rows made before it had a target of its own
 
 
 def unets_table() -> list[str]:
@@ -100,13 +101,41 @@ def unets_table() -> list[str]:
     return lines
 
 
-def over_uniform(file: str, process: str, specs: tuple[str, ...]) -> str:
-    """The ratios of all seeds, in their order."""
-    ends = [row for row in rows(file) if row.get("share") == 1 and row["process"] == process]
+def over_uniform(files: tuple[str, ...], process: str, steps: int, specs: tuple[str, ...]) -> str:
+    """The ratios of all seeds, in their order; a dash for one that was not run."""
+    found = [row for file in files for row in rows(file) if row.get("share") == 1]
+    ends = [row for row in found if (row["process"], row["steps"]) == (process, steps)]
     uniform = {row["seed"]: row["distance"] for row in ends if row["sampler"] == "uniform"}
-    named = EARLIER.get(file, {})
-    found = {row["seed"]: row["distance"] for row in ends if named.get(row["sampler"], row["sampler"]) in specs}
-    return " / ".join(f"{found[seed] / uniform[seed]:.2f}" for seed in sorted(found))
+    wanted = {row["seed"]: row["distance"] for row in ends if spec_now(row) in specs}
+    cells = [f"{wanted[seed] / uniform[seed]:.2f}" if seed in wanted else "–" for seed in sorted(uniform)]
+    return " / ".join(cells) if wanted else ""
+
+
+def cifar10_search_table() -> list[str]:
+    """FID-5k with seed 0 after 2,500 and 5,000 steps: what the search ran, and the same moments of the field's runs."""
+    found: dict[str, dict[int, float]] = {}
+    for row in (*rows("cifar10-v1-field.jsonl"), *rows("cifar10-v1-search.jsonl")):
+        if row["seed"] == 0 and row.get("step") in (2500, 5000) and row["process"] == "linear":
+            found.setdefault(spec_now(row), {})[row["step"]] = row["distance"]
+    lines = ["| spec | 2,500 steps | 5,000 steps |", "|---|---|---|"]
+    lines += [
+        f"| `{spec}` | {curve[2500]:.1f} | {curve[5000]:.1f} |"
+        for spec, curve in sorted(found.items(), key=lambda one: one[1][5000])
+    ]
+    return lines
+
+
+def bells_table() -> list[str]:
+    """The digits with bells over log SNR, 700 steps, seed 1."""
+    ends = [row for file in ("digits_bells.jsonl", "digits_screen.jsonl") for row in rows(file) if row["share"] == 1]
+    found = {(spec_now(row), row["process"]): row["distance"] for row in ends if (row["seed"], row["steps"]) == (1, 700)}
+    bells = {spec_now(row) for row in rows("digits_bells.jsonl") if row["steps"] == 700} | {"uniform", "minsnr:gamma=5"}
+    lines = ["| spec | linear | cosine |", "|---|---|---|"]
+    lines += [
+        f"| `{spec}` | {found[spec, 'linear']:.2f} | {found[spec, 'cosine']:.2f} |"
+        for spec in sorted(bells, key=lambda one: found[one, "linear"])
+    ]
+    return lines
 
 
 def search_table() -> list[str]:
@@ -147,6 +176,8 @@ PAGES: dict[Path, dict[str, Callable[[], list[str]]]] = {
     BENCHMARKS / "cifar10.md": {
         "CIFAR-10 strata": strata_table,
         "CIFAR-10 field": field_table,
+        "CIFAR-10 search": cifar10_search_table,
+        "bells": bells_table,
         "search": search_table,
         "variance": variance_table,
     },

@@ -2,11 +2,15 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+RESULTS = BENCHMARKS / "results"
+sys.path.insert(0, str(BENCHMARKS))
+from rows import spec_now as spec_now  # noqa: E402
 
 
 def rows(name: str) -> list[dict[str, Any]]:

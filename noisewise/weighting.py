@@ -353,6 +353,12 @@ WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
 """The names of spec strings."""
 
 
+def is_fixed(weighting: Weighting | None) -> bool:
+    """Whether a weighting is known to be a function of the noise level that never changes: no parameters, no code of others."""
+    factors = weighting.factors if isinstance(weighting, WeightProduct) else [weighting]
+    return all(one is None or (type(one) in WEIGHTINGS.values() and not isinstance(one, Learned)) for one in factors)
+
+
 def _check_positive(name: str, value: float) -> None:
     if not value > 0:
         raise ValueError(f"{name} must be positive, got {value}")

@@ -187,6 +187,29 @@ def test_published_rows_name_no_places_and_hold_no_nan(benchmark):
     assert benchmark("rows").publishable(log) == log.replace("/somewhere/lib/", "").replace("/data/", "")
 
 
+def test_old_rows_are_named_as_their_specs_are_written_now(benchmark):
+    spec_now = benchmark("rows").spec_now
+    oldest, old, new = "2026-11-16T08:28:33+00:00", "2026-11-16T09:30:00+00:00", "2026-11-17T00:00:00+00:00"
+    for session, spec, expected in [
+        (oldest, "adaptive", "adaptive:draws=independent+none"),
+        (oldest, "adaptive+minsnr:gamma=5", "adaptive:draws=independent+minsnr:gamma=5"),
+        (
+            oldest,
+            "adaptive:target=(vlb+minsnr),correction=none",
+            "adaptive:target=(vlb+minsnr),correction=none,draws=independent",
+        ),
+        (old, "adaptive", "adaptive:draws=independent"),
+        (old, "adaptive:draws=stratified,floor=0.1", "adaptive:floor=0.1"),
+        (old, "loss_adaptive+p2", "loss_adaptive+p2"),
+        (new, "adaptive:estimator=loss", "adaptive"),
+        (new, "adaptive", "adaptive"),
+    ]:
+        assert spec_now({"session": session, "sampler": spec}) == expected
+    field = benchmark("field")
+    assert field.key({"session": old, "sampler": "adaptive"}) != field.key({"sampler": "adaptive"})
+    assert field.key({"session": old, "sampler": "adaptive:draws=stratified"}) == field.key({"sampler": "adaptive"})
+
+
 # rebuild ----------------------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +293,9 @@ def test_the_tables_of_the_study_are_those_of_the_rows(benchmark, monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS.parent / "docs")
     pages = benchmark("make_cifar10_tables").PAGES
     tables = {(page, name): make for page, some in pages.items() for name, make in some.items()}
-    assert {name for _, name in tables} == {"CIFAR-10 strata", "CIFAR-10 field", "search", "variance", "unets"}
+    assert {name for _, name in tables} == {
+        *("CIFAR-10 strata", "CIFAR-10 field", "CIFAR-10 search", "bells", "search", "variance", "unets")
+    }
     for (page, name), make in tables.items():
         shown = page.read_text().split(f"<!-- table: {name} -->")[1].split("<!-- end -->")[0].strip().splitlines()
         assert shown == make(), f"{page.name}: run docs/make_cifar10_tables.py"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow
+from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow, first_ticks, interval
 
 DISCRETE = ("linear", "cosine", "quadratic")
 CONTINUOUS = tuple(name for name in PROCESSES if name not in DISCRETE)
@@ -389,3 +389,12 @@ def test_wrong_alphas_cumprod(bar):
 def test_wrong_settings(make):
     with pytest.raises(ValueError, match=r"need|must"):
         make()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 1000, 4000])
+def test_the_first_ticks_of_intervals_are_where_interval_changes(n):
+    edges = torch.arange(n + 1) / n
+    u = torch.cat(
+        [edges, torch.nextafter(edges, torch.tensor(0.0)), torch.rand(5000, generator=torch.Generator().manual_seed(0))]
+    )
+    assert torch.equal(torch.bucketize((u * 2**24).round(), first_ticks(n), right=True), interval(u, n))

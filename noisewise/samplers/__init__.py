@@ -29,7 +29,9 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "curriculum": Curriculum,
     "switch": Switch,
     "loss_moment": LossMoment,
-    "loss_adaptive": partial(AdaptiveSampler, estimator="loss", strata=100, over="log_snr", correction="unbiased"),
+    "loss_adaptive": partial(
+        AdaptiveSampler, estimator="loss", strata=100, over="log_snr", correction="unbiased", draws="independent"
+    ),
     "gradient_variance": GradientVariance,
     "adaptive": AdaptiveSampler,
     "paper_cifar10": paper_cifar10,

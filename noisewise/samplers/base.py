@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from noisewise import distributed
 from noisewise.processes import Process
 from noisewise.samplers.correction import Correction, effective_sample_size
-from noisewise.samplers.random import bits, stream_key, uniforms
+from noisewise.samplers.random import bits, stream_key, uniform_of, uniforms
 
 LossAt = Callable[[Any, Tensor], Tensor]
 """(rows, u) -> (N,) losses of the batch's rows at those u, not weighted by draw.weight."""
@@ -208,19 +208,18 @@ class Sampler(nn.Module):
         if generator is not None:
             v, order = torch.rand(2, n, generator=generator, device=generator.device).clamp_(min=2.0**-24).to(device)
         else:
-            v = uniforms(self._key(0, rank), n, device)
-            order = bits(self._key(2, rank), n, device) if paired else v
+            random = bits(self._key(0, rank), 2 * n if paired else n, device)
+            v, order = uniform_of(random[:n]), random[n:]
         if not paired:
             return v
         if self.draws == "antithetic":
             half = n // 2
             v = torch.cat([v[:half], 1 - v[:half], v[2 * half :]])
         else:
-            # Interval i of n is cut into one part a rank; which rank gets which part is drawn alike on all ranks.
-            turn = (uniforms(self._key(1, -1), n, device) * world).long()
-            part = (turn + rank) % world
-            v = (torch.arange(n, device=device) + (part + v) / world) / n
-            v = v.clamp(2.0**-24, 1 - 2.0**-24)
+            if world > 1:  # interval i of n is cut into one part a rank; which rank gets which is drawn alike on all ranks
+                turn = (uniforms(self._key(1, -1), n, device) * world).long()
+                v = ((turn + rank) % world + v) / world
+            v = ((torch.arange(n, device=device) + v) / n).clamp(2.0**-24, 1 - 2.0**-24)
         return v[order.argsort()]
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,10 +17,15 @@ from noisewise.weighting import Weighting
 
 
 class Combined(Sampler):
-    """A sampler that passes feedback on to its learning part, and corrects as its parts do unless told otherwise."""
+    """A sampler that passes feedback on to its learning part, and corrects and draws as its parts do unless told otherwise."""
 
     def __init__(
-        self, process: Process, parts: list[Sampler], correction: str | Correction | None = None, **common: Any
+        self,
+        process: Process,
+        parts: list[Sampler],
+        correction: str | Correction | None = None,
+        draws: str | None = None,
+        **common: Any,
     ) -> None:
         if correction is None:
             wanted = {part.correction for part in parts if not isinstance(part, Uniform)}
@@ -28,8 +33,10 @@ class Combined(Sampler):
                 names = " and ".join(sorted(map(str, wanted)))
                 raise ValueError(f"the parts of {type(self).__name__} are corrected differently ({names}): give correction=")
             correction = wanted.pop() if wanted else "none"
+        if draws is None:
+            draws = next((part.draws for part in parts if part.draws != "independent"), "independent")
         self.has_target = any(part.has_target for part in parts)
-        super().__init__(process, correction=correction, **common)
+        super().__init__(process, correction=correction, draws=draws, **common)
         self.constant = all(part.constant for part in parts)
         self.conditional = any(part.conditional for part in parts)
 

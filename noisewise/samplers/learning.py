@@ -1,5 +1,6 @@
 """What all learning samplers share: a density over strata, the target, the floor, the count of losses that were no numbers."""
 
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -8,10 +9,10 @@ from torch import Tensor, nn
 from noisewise import distributed
 from noisewise.diagnostics import Skipped
 from noisewise.objective import Objective
-from noisewise.processes import Process
+from noisewise.processes import Process, first_ticks
 from noisewise.samplers.base import GRID
 from noisewise.samplers.histogram import Histogram, TableSampler
-from noisewise.weighting import Weighting
+from noisewise.weighting import Weighting, is_fixed
 
 
 class Learner(TableSampler):
@@ -53,7 +54,9 @@ class Learner(TableSampler):
         # in tuples: these belong to the training loop, not to the sampler's state
         self._weightings = (weighting, weighting if target is None else target)
         self._mean_target: Tensor | None = None
+        self._tables: dict[tuple[Hashable, torch.device], tuple[Tensor, Tensor]] = {}
         self._trained_weights = any(one is not None and any(True for _ in one.parameters()) for one in self._weightings)
+        self._fixed_weights = all(is_fixed(one) for one in self._weightings)
         self._model: tuple[nn.Module, ...] = ()
         self._optimizer: tuple[torch.optim.Optimizer, ...] = ()
         self.floor, self.max_bad_steps = floor, max_bad_steps
@@ -85,27 +88,43 @@ class Learner(TableSampler):
 
     def on_target(self, losses: Tensor, u: Tensor) -> Tensor:
         """Losses weighted by the target."""
-        return self._weighted(self._weightings[1], losses, u)
+        return self._weighted(1, losses, u)
 
     def in_training(self, losses: Tensor, u: Tensor) -> Tensor:
         """Losses weighted as the training loop weights them."""
-        return self._weighted(self._weightings[0], losses, u)
+        return self._weighted(0, losses, u)
 
     def target_weight(self, u: Tensor) -> Tensor:
         weighting, target = self._weightings
-        if target is weighting:
-            return torch.ones_like(u)
-        if self._mean_target is None or self._mean_target.device != u.device or self._trained_weights:
-            grid = (torch.arange(GRID, device=u.device, dtype=torch.float32) + 0.5) / GRID
-            self._mean_target = self._target_ratio(grid).mean()
-        return self._target_ratio(u) / self._mean_target
+        return torch.ones_like(u) if target is weighting else self._tabled("over the loop's", self._target_ratio, u)
 
     def _target_ratio(self, u: Tensor) -> Tensor:
+        if self._mean_target is None or self._mean_target.device != u.device or self._trained_weights:
+            grid = (torch.arange(GRID, device=u.device, dtype=torch.float32) + 0.5) / GRID
+            self._mean_target = self._raw_ratio(grid).mean()
+        return self._raw_ratio(u) / self._mean_target
+
+    def _raw_ratio(self, u: Tensor) -> Tensor:
         ones = torch.ones_like(u)
         return self.on_target(ones, u) / self.in_training(ones, u).clamp(min=1e-30)
 
-    def _weighted(self, weighting: Weighting | None, losses: Tensor, u: Tensor) -> Tensor:
-        return losses if weighting is None else weighting.weights(self.objective, u).detach() * losses
+    def _weighted(self, which: int, losses: Tensor, u: Tensor) -> Tensor:
+        weighting = self._weightings[which]
+        if weighting is None:
+            return losses
+        return self._tabled(which, lambda u: weighting.weights(self.objective, u).detach(), u) * losses
+
+    def _tabled(self, name: Hashable, function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
+        """function(u); where there are timesteps and the weights are fixed, looked up: this is done at every step, and two
+        kernels instead of ten can be seen on a GPU."""
+        steps = self.process.steps
+        if steps is None or not self._fixed_weights:
+            return function(u)
+        if (name, u.device) not in self._tables:
+            middles = (torch.arange(steps, device=u.device, dtype=torch.float32) + 0.5) / steps
+            self._tables[name, u.device] = first_ticks(steps).to(u.device), function(middles)
+        ticks, values = self._tables[name, u.device]
+        return values[torch.bucketize((u * 2**24).round().to(ticks), ticks, right=True)]
 
     def propose(self, mass: Tensor) -> None:
         """Take new masses of the strata, before the floor; masses that are no density leave it as it was."""

@@ -46,5 +46,10 @@ def bits(key: int, n: int, device: torch.device | str = "cpu") -> Tensor:
 
 def uniforms(key: int, n: int, device: torch.device | str = "cpu") -> Tensor:
     """n float32 numbers, uniform on the odd multiples of 2^-24 in (0, 1)."""
-    top = (bits(key, n, device) >> 41) & ((1 << 23) - 1)
+    return uniform_of(bits(key, n, device))
+
+
+def uniform_of(random: Tensor) -> Tensor:
+    """The float32 numbers that the upper bits of random integers stand for."""
+    top = (random >> 41) & ((1 << 23) - 1)
     return (top.to(torch.float32) + 0.5) * 2.0**-23

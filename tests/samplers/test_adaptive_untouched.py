@@ -56,7 +56,8 @@ PROBING = [
 def test_training_is_bit_for_bit_as_without_probing(spec):
     """With a floor of 1 the draws are uniform, so nothing at all may differ from training with a sampler that only watches."""
     probed = list(noisy_run(spec, 12))[-1]
-    plain = list(noisy_run(f"adaptive:estimator=loss,strata={probed[2].table.bins},floor=1,correction=none", 12))[-1]
+    watching = f"adaptive:estimator=loss,strata={probed[2].table.bins},floor=1,correction=none,draws={probed[2].draws}"
+    plain = list(noisy_run(watching, 12))[-1]
     for key, value in plain[0].state_dict().items():
         assert torch.equal(value, probed[0].state_dict()[key]), key
     for first, second in zip(plain[1].state.values(), probed[1].state.values(), strict=True):

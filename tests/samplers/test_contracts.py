@@ -111,6 +111,17 @@ def test_stratified_draws_put_one_in_each_part():
     assert torch.equal((u * 64).long().sort().values, torch.arange(64))
 
 
+def test_the_adaptive_sampler_draws_in_strata_and_so_does_what_is_made_of_it():
+    process = DDPM.linear()
+    for spec in ("adaptive", "switch:first=uniform,then=adaptive,at=0", "curriculum:start=uniform,end=adaptive"):
+        u = build(spec, process).sampler.sample(64).u  # nothing is learned yet, so that u is the probability
+        assert sorted((u * 64).long().tolist()) == list(range(64))
+    assert build("mix:of=adaptive,floor=0.5", process).sampler.draws == "stratified"
+    assert build("mix:of=adaptive,draws=independent", process).sampler.draws == "independent"
+    for spec in ("loss_adaptive", "paper_cifar10", "mix:of=lognormal"):
+        assert build(spec, process).sampler.draws == "independent"
+
+
 def test_antithetic_draws_come_in_pairs():
     u = build("uniform", DDPM.linear(), draws="antithetic").sampler.sample(9).u.double()
     partners = (u[:, None] + u[None, :] == 1).sum()

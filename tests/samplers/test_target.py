@@ -5,7 +5,8 @@ import torch
 
 from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective, Uniform, build
 from noisewise.diagnostics import mean_objective
-from noisewise.weighting import P2, MinSNR, NoWeight
+from noisewise.spec import build_weighting
+from noisewise.weighting import P2, MinSNR, NoWeight, OfLogSNR
 
 OBJECTIVES = {
     "eps": Objective(DDPM.linear()),
@@ -117,3 +118,27 @@ def test_its_weights_survive_saving():
     again = build("adaptive:warmup=0,every=1", objective.process).sampler
     again.load_state_dict(sampler.state_dict())
     assert torch.equal(sampler.sample(64).weight, again.sample(64).weight)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("steps", [1, 7, 1000])
+@pytest.mark.parametrize("target", ["minsnr", "vlb+soft_minsnr:gamma=1", "p2+debiased", "change_aware"])
+def test_weights_that_are_looked_up_are_those_of_the_function(target, steps, kind):
+    objective, weighting = Objective(DDPM.cosine(steps), "v"), build_weighting(target)
+    sampler = AdaptiveSampler(objective, target=weighting)
+    edges = torch.arange(steps + 1, dtype=kind) / steps
+    u = torch.cat([edges, torch.nextafter(edges[1:], edges[:-1]) if kind == torch.float32 else edges[1:] - 0.3 / steps])
+    losses = torch.rand(len(u), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(
+        sampler.on_target(losses, u), weighting.weights(objective, u.float()) * losses, rtol=1e-6, atol=0
+    )
+    mean = weighting.weights(objective, FINE).mean()
+    torch.testing.assert_close(sampler.target_weight(u), weighting.weights(objective, u.float()) / mean, rtol=1e-3, atol=1e-6)
+
+
+def test_a_weighting_of_the_callers_own_code_may_change():
+    objective, u = OBJECTIVES["eps"], torch.rand(8, generator=torch.Generator().manual_seed(0))
+    factor = [1.0]
+    sampler = AdaptiveSampler(objective, target=OfLogSNR(lambda log_snr: torch.full_like(log_snr, factor[0])))
+    for factor[0] in (1.0, 3.0):
+        assert torch.equal(sampler.on_target(torch.ones(8), u), torch.full((8,), factor[0]))

@@ -1,4 +1,5 @@
-"""The settings of arXiv 2411.09998, as published: no floor, no importance weights, rewards as they come, the VLB as target.
+"""The settings of arXiv 2411.09998, as published: no floor, no importance weights, independent draws, rewards as they come,
+the VLB as target.
 
 (Paired noise and bounded Beta parameters are kept; without them the method measures noise, or divides by zero.)
 """
@@ -20,6 +21,7 @@ def _paper(process: Process, settings: dict[str, Any], **published: Any) -> Adap
         "normalise": False,
         "floor": 0.0,
         "correction": "none",
+        "draws": "independent",
         "target": VLB(),
     }
     return AdaptiveSampler(process, "reinforce", **{**common, **published, **settings})

@@ -45,9 +45,11 @@ class AdaptiveSampler(Learner):
             trained, and "none" for the others, where the sampler is the weighting.
         target: the weighting of the objective that is to fall; by default the loop's own `weighting`. Without one it is
             Min-SNR where the correction is "target": with it U-Nets made better pictures (docs/adaptive.md).
+        draws: how the numbers of a batch are made; in strata by default, so that each batch has its share of every noise level:
+            the same density with less noise, for nothing (docs/adaptive.md).
         collapse: the learned density's effective width, exp(entropy), below which it counts as collapsed: a warning is given,
             the density goes back to uniform and the estimator starts anew.
-        settings: `weighting`, `objective`, `max_bad_steps`, `draws` and `seed` of all learning samplers; the estimator's own.
+        settings: `weighting`, `objective`, `max_bad_steps` and `seed` of all learning samplers; the estimator's own.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class AdaptiveSampler(Learner):
         over: str = "u",
         correction: str | Correction | None = None,
         target: Weighting | None = None,
+        draws: str = "stratified",
         collapse: float = 0.02,
         **settings: Any,
     ) -> None:
@@ -79,7 +82,7 @@ class AdaptiveSampler(Learner):
         correction = Correction.parse(ESTIMATORS[estimator].correction if correction is None else correction)
         if correction.kind == "target" and target is None and settings.get("weighting") is None:
             target = MinSNR()
-        super().__init__(process, table, floor=floor, correction=correction, target=target, **settings)
+        super().__init__(process, table, floor=floor, correction=correction, target=target, draws=draws, **settings)
         self.estimator = ESTIMATORS[estimator](table.edges, **own)
         self.conditional = self.estimator.conditional
         if not 0 <= collapse < 1:
