@@ -209,12 +209,17 @@ def test_the_adaptive_card_shows_the_rank_correlations(name: str) -> None:
     assert shown == {key: round(value, 2) for key, value in measured.items()}
 
 
-def page_table(name: str) -> dict[str, list[float]]:
-    """A table of adaptive.md that docs/make_figures.py fills in: the first cell of each row, and the numbers in the others."""
+def page_cells(name: str) -> dict[str, list[str]]:
+    """A table of adaptive.md that a script fills in: the first cell of each row, and the others."""
     found = re.search(rf"<!-- table: {name} -->\n(.*?)<!-- end -->", (DOCS / "adaptive.md").read_text(), re.DOTALL)
     assert found, f"adaptive.md has no table {name}"
-    lines = [line.strip("|").split("|") for line in found[1].strip().splitlines()[2:]]
-    return {cells[0].strip().strip("`"): [float(x) for x in re.findall(r"-?\d+\.\d+", " ".join(cells[1:]))] for cells in lines}
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].strip().splitlines()[2:]]
+    return {cells[0].strip("`"): cells[1:] for cells in lines}
+
+
+def page_table(name: str) -> dict[str, list[float]]:
+    """The first cell of each row of such a table, and the numbers in the others."""
+    return {key: [float(x) for x in re.findall(r"-?\d+\.\d+", " ".join(cells))] for key, cells in page_cells(name).items()}
 
 
 def result_rows(name: str) -> list[dict[str, Any]]:
@@ -291,10 +296,27 @@ def test_the_adaptive_page_says_only_what_the_unets_show() -> None:
     )
     assert len(plain) == len(default) == 5
     assert f"{min(plain):.2f} to {max(plain):.2f} of uniform's distance in five runs of 700 steps" in page
-    assert f"where `adaptive` has {min(default):.2f} to {max(default):.2f}." in page
-    shown = page_table("unets")
-    better = zip(shown["adaptive"], shown["minsnr"], strict=True)
+    assert f"where Min-SNR's objective drawn in the same way has {min(default):.2f} to {max(default):.2f}." in page
+    shown = {name: [cell for cells in row for cell in cells.split(" / ")] for name, row in page_cells("unets").items()}
+    pairs = {
+        (mine, other): [
+            (float(a), float(b)) for a, b in zip(shown[mine], shown[other], strict=True) if "–" not in (a, b) and a and b
+        ]
+        for mine, other in [("adaptive", "minsnr"), ("adaptive", "adaptive:draws=independent")]
+    }
+    better = pairs["adaptive", "minsnr"]
     assert all(adaptive < min(weight, 1) for adaptive, weight in better), "in every run, and better than the weight alone"
+    draws = [strata < independent for strata, independent in pairs["adaptive", "adaptive:draws=independent"]]
+    assert (sum(draws), len(draws)) == (8, 9)
+    assert "better than independent ones in eight of the nine runs on the digits" in page
+    found = {(row["step"], row["sampler"]): row["distance"] for row in result_rows("cifar10-v1-search.jsonl")}
+    uniform = [row for row in result_rows("cifar10-v1-field.jsonl") if (row["sampler"], row["seed"]) == ("uniform", 0)]
+    found |= {(row["step"], row["sampler"]): row["distance"] for row in uniform}
+    for mine, other, text in [
+        ("adaptive:draws=stratified", "adaptive", "after 5,000 steps from {:.1f} to {:.1f}"),
+        ("uniform:draws=stratified", "uniform", "that of uniform itself from {:.1f} to {:.1f}"),
+    ]:
+        assert text.format(found[5000, other], found[5000, mine]) in page
 
 
 def test_the_adaptive_card_knows_how_large_its_weights_get() -> None:
