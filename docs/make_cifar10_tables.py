@@ -125,6 +125,22 @@ def cifar10_search_table() -> list[str]:
     return lines
 
 
+def levels_table() -> list[str]:
+    """How the loss in each tenth of u goes with FID over runs of the same length: the correlation of their logarithms."""
+    lines = [
+        "| steps | runs | " + " | ".join(f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in range(10)) + " |",
+        "|---" * 12 + "|",
+    ]
+    measured = [row for name in ("field", "search") for row in rows(f"cifar10-v1-{name}.jsonl") if row["process"] == "linear"]
+    for step in (2500, 5000, 10000):
+        found = [row for row in measured if row.get("step") == step]
+        fid = [math.log(row["distance"]) for row in found]
+        tenths = [[math.log(statistics.fmean(row["held_out"][5 * k : 5 * k + 5])) for row in found] for k in range(10)]
+        cells = [f"{statistics.correlation(tenth, fid):.2f}" for tenth in tenths]
+        lines.append(f"| {step:,} | {len(found)} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def bells_table() -> list[str]:
     """The digits with bells over log SNR, 700 steps, seed 1."""
     ends = [row for file in ("digits_bells.jsonl", "digits_screen.jsonl") for row in rows(file) if row["share"] == 1]
@@ -177,6 +193,7 @@ PAGES: dict[Path, dict[str, Callable[[], list[str]]]] = {
         "CIFAR-10 strata": strata_table,
         "CIFAR-10 field": field_table,
         "CIFAR-10 search": cifar10_search_table,
+        "levels": levels_table,
         "bells": bells_table,
         "search": search_table,
         "variance": variance_table,
