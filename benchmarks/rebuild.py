@@ -5,6 +5,9 @@
 
 A run that several sessions have begun is that of the session which got farthest, the newest of them. Rows have what evaluations
 found and what the sampler drew at that moment; curves of training between evaluations, and pictures, are not there.
+
+Seconds of runs that shared a GPU mean nothing. With `--cost FILE`, rows of method_cost.py, each run gets the seconds that
+its steps take alone: a step of uniform, times what was measured for its sampler.
 """
 
 import argparse
@@ -15,6 +18,8 @@ from typing import Any
 from field import key
 from rows import spec_now
 
+from noisewise.samplers import SAMPLERS
+from noisewise.spec import parse
 from noisewise.study.outcome import FAILURE, Plan
 from noisewise.training.folder import read_rows
 
@@ -25,6 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path, nargs="+")
     parser.add_argument("--baseline", default="uniform", help="the sampler that others are compared with")
+    parser.add_argument("--cost", type=Path, help="rows of method_cost.py, for the seconds")
     parser.add_argument("--out", type=Path, required=True, help="a new folder")
     args = parser.parse_args()
     if args.out.exists():
@@ -32,6 +38,9 @@ def main() -> None:
     runs = best_sessions([row for path in args.rows for row in read_rows(path)])
     if not runs:
         raise ValueError("the files have no rows")
+    if args.cost is not None:
+        cost = Cost(read_rows(args.cost))
+        runs = [[timed(row, cost.step_seconds(spec_now(row))) for row in run] for run in runs]
     names = [write_run(args.out / "runs", run) for run in runs]
     some = next(row for run in runs for row in run)
     shares = sorted({row["share"] for run in runs for row in run if "share" in row} | {1.0})
@@ -49,6 +58,33 @@ def best_sessions(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         return max((row.get("share", 0.0) for row in found[1]), default=0.0), found[0]
 
     return [max(sessions.items(), key=reached)[1] for sessions in runs.values()]
+
+
+class Cost:
+    """What a step takes alone, from rows of method_cost.py."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.ratios = {spec_now({"sampler": row["spec"]}): row["ratio"] for row in rows}
+        self.uniform = 1 / next(row["steps_per_second"] for row in rows if row["spec"] == "uniform")
+
+    def step_seconds(self, spec: str) -> float:
+        """Of a spec: its own, or that of its sampler whatever the weighting and the settings, or uniform's if it names none."""
+        if spec in self.ratios:
+            return self.uniform * self.ratios[spec]
+        names = [term.name for term in parse(spec) if term.name in SAMPLERS]
+        if not names:
+            return self.uniform
+        alike = [ratio for known, ratio in self.ratios.items() if names[0] in {term.name for term in parse(known)}]
+        if not alike:
+            raise ValueError(f"no cost of {names[0]} was measured: add it with method_cost.py --methods {spec!r}")
+        return self.uniform * max(alike)
+
+
+def timed(row: dict[str, Any], step_seconds: float) -> dict[str, Any]:
+    """A row with the seconds of its steps alone."""
+    if "step" not in row or row["step"] is None:
+        return row
+    return {**row, "seconds": row["step"] * step_seconds, "steps_per_second": round(1 / step_seconds, 3)}
 
 
 def write_run(folder: Path, rows: list[dict[str, Any]]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, build
+from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, Objective, build
 from noisewise.spec import SpecError
 from noisewise.study.outcome import read_comparison
 from noisewise.study.report.page import write_report
@@ -238,6 +238,41 @@ def test_runs_rebuilt_from_rows_are_those_that_the_rows_came_from(benchmark, tmp
         )
         assert [replace(one, picture=None) for one in old.evaluations] == new.evaluations
     assert write_report(tmp_path / "again", None).is_file()
+
+
+def test_seconds_of_runs_that_shared_a_gpu_are_those_of_their_steps_alone(benchmark):
+    rebuild = benchmark("rebuild")
+    rows = [
+        {"spec": "uniform", "ratio": 1.0, "steps_per_second": 100.0},
+        {"spec": "adaptive", "ratio": 1.02, "steps_per_second": 98.0},
+        {"spec": "paper_cifar10", "ratio": 1.2, "steps_per_second": 83.0},
+    ]
+    cost = rebuild.Cost(rows)
+    expected = {"uniform": 0.01, "minsnr:gamma=5": 0.01, "adaptive": 0.0102, "adaptive:floor=0.5+p2": 0.0102}
+    expected |= {"paper_cifar10:normalise=true+minsnr": 0.012}
+    assert {spec: cost.step_seconds(spec) for spec in expected} == pytest.approx(expected)
+    with pytest.raises(ValueError, match="no cost of lognormal was measured"):
+        cost.step_seconds("lognormal")
+    row = rebuild.timed({"step": 5000, "seconds": 300.0, "distance": 50.0}, 0.0102)
+    assert row == {"step": 5000, "seconds": pytest.approx(51.0), "distance": 50.0, "steps_per_second": 98.039}
+
+
+def test_the_cost_of_a_method_is_that_of_its_blocks_over_uniforms_of_the_same_round(benchmark, monkeypatch):
+    method_cost = benchmark("method_cost")
+    trainer = argparse.Namespace(objective=Objective(DDPM.linear()), device=torch.device("cpu"), network=None, optimizer=None)
+    monkeypatch.setattr(method_cost, "trainer_of", lambda args: trainer)
+    clocks, calls = iter([9.0, 9.0, 1.0, 1.1, 2.0, 2.1, 4.0, 4.4]), []
+
+    def block(trainer, sampler, steps):
+        calls.append((type(sampler).__name__, steps))
+        return next(clocks)
+
+    monkeypatch.setattr(method_cost, "block", block)
+    args = argparse.Namespace(methods="min-snr,adaptive", channels=16, batch=8, rounds=3, steps=40, warm=7)
+    uniform, adaptive = method_cost.measure(args)
+    assert calls == [("Uniform", 7), ("AdaptiveSampler", 7)] + 3 * [("Uniform", 40), ("AdaptiveSampler", 40)]
+    assert (uniform["method"], uniform["ratio"], uniform["steps_per_second"]) == ("uniform", 1.0, 20.0)
+    assert [adaptive[name] for name in ("method", "ratio", "lowest", "highest")] == ["adaptive", 1.1, 1.05, 1.1]
 
 
 # cifar10.md -------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,111 @@
+"""What each method of the field costs a training step: blocks of steps with uniform and with every other sampler in turn.
+
+    python benchmarks/method_cost.py --json benchmarks/results/cifar10-v1-method-cost.jsonl              on a GPU, four minutes
+    python benchmarks/method_cost.py --device cpu --channels 16 --batch 8 --rounds 2 --steps 2 --warm 2  to see that it works
+
+All train one model in one process, on the trainer's own path (the fast one on a GPU), so that clocks, caches and neighbours are
+the same for all. A loss weighting is part of the recorded step and costs nothing that could be seen, so methods that are a
+weighting alone are left out. The ratio is to uniform's block of the same round: the median over rounds, with the lowest and the
+highest. A block should hold whole intervals between updates: 40 steps for the paper's policy, 50 for `adaptive`.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from field import METHODS, chosen
+from rows import append
+
+from noisewise.samplers import Sampler, Uniform
+from noisewise.spec import build
+from noisewise.training.data import Synthetic
+from noisewise.training.folder import environment
+from noisewise.training.options import load_preset
+from noisewise.training.parallel import make_accelerator
+from noisewise.training.parts import Parts, build_parts
+from noisewise.training.trainer import Trainer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", default=",".join(METHODS), help="names of field.py, and specs")
+    parser.add_argument("--channels", type=int, default=64, help="64: the protocol's `small`; 128: `paper`")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=200, help="in a block")
+    parser.add_argument("--warm", type=int, default=260, help="steps of each sampler before the first round: they begin late")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    for row in measure(args):
+        speed = f"{row['steps_per_second']:8.2f} it/s  {row['ratio']:.3f} ({row['lowest']:.3f} to {row['highest']:.3f})"
+        print(f"{row['method']:24s} {speed}  {row['spec']}", flush=True)
+        if args.json:
+            append(args.json, row)
+
+
+def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each method, uniform first."""
+    trainer = trainer_of(args)
+    named = {"uniform": "uniform", **chosen(args.methods)}
+    samplers = {name: sampler_of(trainer, spec) for name, spec in named.items()}
+    samplers = {name: one for name, one in samplers.items() if name == "uniform" or not isinstance(one, Uniform)}
+    for sampler in samplers.values():
+        block(trainer, sampler, args.warm)
+    rounds = [{name: block(trainer, one, args.steps) for name, one in samplers.items()} for _ in range(args.rounds)]
+    for name in samplers:
+        ratios = [times[name] / times["uniform"] for times in rounds]
+        yield {
+            "method": name,
+            "spec": named[name],
+            "channels": args.channels,
+            "batch": args.batch,
+            "steps_per_second": round(args.steps / statistics.median(times[name] for times in rounds), 3),
+            "ratio": round(statistics.median(ratios), 4),
+            "lowest": round(min(ratios), 4),
+            "highest": round(max(ratios), 4),
+            "rounds": args.rounds,
+            "steps": args.steps,
+            "environment": environment(),
+        }
+
+
+def trainer_of(args: argparse.Namespace) -> Trainer:
+    """The protocol's network and training on random images."""
+    fast = "always" if args.device == "cuda" else "never"
+    options = [f"--batch={args.batch}", f"--device={args.device}", f"--fast={fast}", "--log.trackers=[]"]
+    config = load_preset("cifar10-small", *options, f"--model.options.channels={args.channels}")
+    parts = build_parts(config, synthetic=True)
+    parts = Parts(parts.objective, Synthetic((3, 32, 32), count=10_000), parts.model, parts.classes)
+    trainer = Trainer(config, parts, make_accelerator(config), print)
+    trainer.warm_up()
+    return trainer
+
+
+def sampler_of(trainer: Trainer, spec: str) -> Sampler:
+    sampler = build(spec, trainer.objective).sampler.to(trainer.device)
+    return sampler.attach(trainer.network, trainer.optimizer)
+
+
+def block(trainer: Trainer, sampler: Sampler, steps: int) -> float:
+    """Seconds of so many steps with a sampler."""
+    trainer.sampler = sampler
+    wait(trainer.device)
+    begun = time.perf_counter()
+    for _ in range(steps):
+        trainer.training_step()
+    wait(trainer.device)
+    return time.perf_counter() - begun
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    main()
