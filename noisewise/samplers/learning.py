@@ -115,8 +115,8 @@ class Learner(TableSampler):
         return self._tabled(which, lambda u: weighting.weights(self.objective, u).detach(), u) * losses
 
     def _tabled(self, name: Hashable, function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
-        """function(u); where there are timesteps and the weights are fixed, looked up: this is done at every step, and two
-        kernels instead of ten can be seen on a GPU."""
+        """function(u); where there are timesteps and the weights are fixed, looked up: it is needed at every step, and small
+        kernels are what a sampler costs on a GPU."""
         steps = self.process.steps
         if steps is None or not self._fixed_weights:
             return function(u)

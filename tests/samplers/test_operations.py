@@ -1,0 +1,62 @@
+"""How many tensor operations a draw and an update are: on a GPU each is a kernel, and a step has only milliseconds."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from noisewise import DDPM, Objective, build
+
+FREE = (
+    "view",
+    "detach",
+    "slice",
+    "select",
+    "expand",
+    "squeeze",
+    "alias",
+    "as_strided",
+    "unbind",
+    "empty",
+    "lift_fresh",
+    "scalar_tensor",
+)
+
+
+class Count(TorchDispatchMode):
+    """Counts what is more than another look at the same memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function)
+        if not any(word in name for word in FREE):
+            self.operations[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("spec", "draw", "update"),
+    [
+        ("uniform", 28, 0),
+        ("uniform:draws=stratified", 34, 0),
+        ("adaptive", 48, 26),
+        ("adaptive:draws=independent+none", 39, 26),
+    ],
+)
+def test_a_step_between_updates_takes_no_more_operations_than_it_did(spec, draw, update):
+    sampler = build(spec, Objective(DDPM.linear())).sampler
+    x0, losses = torch.zeros(128, 3, 4, 4), torch.ones(128)
+    for _ in range(301):  # past its warm-up and an update, with all tables in place
+        drawn = sampler.sample(x0)
+        with sampler.observe(drawn, losses):
+            pass
+    with Count() as drawing:
+        drawn = sampler.sample(x0)
+    with Count() as updating, sampler.observe(drawn, losses):
+        pass
+    assert drawing.operations.total() <= draw, drawing.operations
+    assert updating.operations.total() <= update, updating.operations
