@@ -125,6 +125,26 @@ def cifar10_search_table() -> list[str]:
     return lines
 
 
+def warmup_table() -> list[str]:
+    """The digits with the default and with shorter warm-ups, all seeds, and the mean of the ratios to the default."""
+    ends: dict[tuple[str, str, int, int], float] = {}
+    for file in ("digits_bells.jsonl", "digits_default.jsonl", "digits_warmup.jsonl"):
+        for row in rows(file):
+            if row["share"] == 1:
+                ends[spec_now(row), row["process"], row["steps"], row["seed"]] = row["distance"]
+    where = [("linear", 700), ("flow", 700), ("edm", 700), ("linear", 2400), ("cosine", 2400)]
+    lines = ["| spec | " + " | ".join(f"{process}, {steps:,}" for process, steps in where) + " | over the default |"]
+    lines.append("|---" * (len(where) + 2) + "|")
+    for spec in ("adaptive", "adaptive:warmup=100", "adaptive:warmup=50"):
+        found = {one[1:]: value for one, value in ends.items() if one[0] == spec and ("adaptive:warmup=50", *one[1:]) in ends}
+        cells = [" / ".join(f"{found[one]:.2f}" for one in sorted(found) if one[:2] == place) for place in where]
+        logs = [math.log(value / ends["adaptive", *one]) for one, value in found.items()]
+        error = statistics.stdev(logs) / len(logs) ** 0.5
+        ratio = f"{math.exp(statistics.fmean(logs)):.2f} ± {error:.2f} ({len(logs)} runs)" if spec != "adaptive" else "1"
+        lines.append(f"| `{spec}` | " + " | ".join(cells) + f" | {ratio} |")
+    return lines
+
+
 def levels_table() -> list[str]:
     """How the loss in each tenth of u goes with FID over runs of the same length: the correlation of their logarithms."""
     lines = [
@@ -194,6 +214,7 @@ PAGES: dict[Path, dict[str, Callable[[], list[str]]]] = {
         "CIFAR-10 field": field_table,
         "CIFAR-10 search": cifar10_search_table,
         "levels": levels_table,
+        "warm-up": warmup_table,
         "bells": bells_table,
         "search": search_table,
         "variance": variance_table,
