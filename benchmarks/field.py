@@ -157,7 +157,8 @@ def about(config: Config, images: int) -> dict[str, Any]:
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
     """The same as something to look up, in a row that was published, whenever that was, and in one that is not yet."""
-    return tuple(publishable({**row, "sampler": spec_now(row)}.get(name)) for name in ASKED)
+    now = {**row, "sampler": spec_now(row)}
+    return tuple(publishable(now.get(name)) for name in ASKED)
 
 
 # Rows -------------------------------------------------------------------------------------------------------------------

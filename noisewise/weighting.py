@@ -7,7 +7,7 @@ Weightings compose by multiplication: ``MinSNR() * Learned()``.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 
 import torch
@@ -188,7 +188,30 @@ class CosMapWeight(OfLogSNR):
         super().__init__(cosmap)
 
 
-class VLB(Weighting):
+class OfProcess(Weighting):
+    """A weight that is tabulated once for each process: an entry a timestep, or for each of `grid` intervals of u.
+
+    Args:
+        settings: all that its table depends on, besides the process.
+    """
+
+    grid = 4096
+
+    def __init__(self, *settings: Hashable) -> None:
+        super().__init__()
+        self._key = (type(self).__name__, *settings)
+
+    def forward(self, objective: Objective, u: Tensor) -> Tensor:
+        process = objective.process
+        table = process.cached(self._key, u, lambda: self.table(process))
+        return table[interval(u, len(table))]
+
+    def table(self, process: Process) -> Tensor:
+        """The weights, least noise first."""
+        raise NotImplementedError
+
+
+class VLB(OfProcess):
     """The variational bound's own weight, c_t = beta_t^2 / (2 s_t^2 alpha_t (1 - abar_t)), divided by its mean over t.
 
     In continuous time c is -(1/2) d log_snr / du, the limit of both variances (Kingma et al. 2021, Eq. 18), evaluated no
@@ -203,23 +226,15 @@ class VLB(Weighting):
             prior and decoder terms).
     """
 
-    grid = 4096
-
     def __init__(self, variance: str = "large", clip: float | None = None, normalise: bool = True) -> None:
-        super().__init__()
+        super().__init__(variance, clip, normalise)
         if variance not in ("large", "small"):
             raise ValueError(f'variance must be "large" or "small", got {variance!r}')
         if clip is not None and not clip >= 1:
             raise ValueError(f"clip is in units of the mean weight and must be >= 1, got {clip}")
         self.variance, self.clip, self.normalise = variance, clip, normalise
 
-    def forward(self, objective: Objective, u: Tensor) -> Tensor:
-        process = objective.process
-        key = ("vlb", self.variance, self.clip, self.normalise)
-        table = process.cached(key, u, lambda: self._table(process))
-        return table[interval(u, len(table))]
-
-    def _table(self, process: Process) -> Tensor:
+    def table(self, process: Process) -> Tensor:
         if isinstance(process, DDPM):
             raw = vlb_coefficients(process, self.variance)
         else:
@@ -253,7 +268,7 @@ def clip_to_mean(values: Tensor, clip: float) -> Tensor:
     return values.clamp(max=high)
 
 
-class Bell(Weighting):
+class Bell(OfProcess):
     """A bell over log SNR, carried to u: what drawing log SNR from it would train, as a weight of the eps-loss with mean 1.
 
     The same objective on every process, whatever its own density of noise levels.
@@ -264,43 +279,31 @@ class Bell(Weighting):
         shape: "laplace" or "normal".
     """
 
-    grid = 4096
-
     def __init__(self, location: float = 0.0, scale: float = 0.5, shape: str = "laplace") -> None:
-        super().__init__()
+        super().__init__(location, scale, shape)
         _check_positive("scale", scale)
         if shape not in bells.SHAPES:
             raise ValueError(f"shape must be one of {', '.join(bells.SHAPES)}, got {shape!r}")
         self.location, self.scale, self.shape = location, scale, shape
 
-    def forward(self, objective: Objective, u: Tensor) -> Tensor:
-        process = objective.process
-        table = process.cached(("bell", self.location, self.scale, self.shape), u, lambda: self._table(process))
-        return table[interval(u, len(table))]
-
-    def _table(self, process: Process) -> Tensor:
+    def table(self, process: Process) -> Tensor:
         mass = bells.masses(process, bells.SHAPES[self.shape], self.location, self.scale, process.steps or self.grid)
         return mass / mass.mean()
 
 
-class ChangeAware(Weighting):
+class ChangeAware(OfProcess):
     """SpeeD's weight (Wang et al. 2024): (1 - lam) + (2 lam - 1) g(t) while the process still changes, 1 after that.
 
     g is the increment of 1 - abar, scaled to [0, 1]. 0.5 <= lam <= 1 keeps the weight within [1 - lam, lam].
     """
 
     def __init__(self, lam: float = 0.6) -> None:
-        super().__init__()
+        super().__init__(lam)
         if not 0.5 <= lam <= 1:
             raise ValueError(f"lam must lie in [0.5, 1], got {lam}: outside, the weight turns negative or upside down")
         self.lam = lam
 
-    def forward(self, objective: Objective, u: Tensor) -> Tensor:
-        process = objective.process
-        table = process.cached(("change_aware", self.lam), u, lambda: self._table(process))
-        return table[interval(u, len(table))]
-
-    def _table(self, process: Process) -> Tensor:
+    def table(self, process: Process) -> Tensor:
         increment = scaled_variance_increment(process)
         weight = (1 - self.lam) + (2 * self.lam - 1) * increment
         return torch.where(torch.arange(len(weight)) < vanishing_point(process), weight, 1.0)

@@ -305,6 +305,7 @@ def test_the_adaptive_page_says_only_what_the_unets_show() -> None:
         for mine, other in [("adaptive", "minsnr"), ("adaptive", "adaptive:draws=independent")]
     }
     better = pairs["adaptive", "minsnr"]
+    assert len(better) == 10
     assert all(adaptive < min(weight, 1) for adaptive, weight in better), "in every run, and better than the weight alone"
     draws = [strata < independent for strata, independent in pairs["adaptive", "adaptive:draws=independent"]]
     assert (sum(draws), len(draws)) == (8, 9)

@@ -55,7 +55,6 @@ class Learner(TableSampler):
         self._weightings = (weighting, weighting if target is None else target)
         self._mean_target: Tensor | None = None
         self._tables: dict[tuple[Hashable, torch.device], tuple[Tensor, Tensor]] = {}
-        self._trained_weights = any(one is not None and any(True for _ in one.parameters()) for one in self._weightings)
         self._fixed_weights = all(is_fixed(one) for one in self._weightings)
         self._model: tuple[nn.Module, ...] = ()
         self._optimizer: tuple[torch.optim.Optimizer, ...] = ()
@@ -99,7 +98,7 @@ class Learner(TableSampler):
         return torch.ones_like(u) if target is weighting else self._tabled("over the loop's", self._target_ratio, u)
 
     def _target_ratio(self, u: Tensor) -> Tensor:
-        if self._mean_target is None or self._mean_target.device != u.device or self._trained_weights:
+        if self._mean_target is None or self._mean_target.device != u.device or not self._fixed_weights:
             grid = (torch.arange(GRID, device=u.device, dtype=torch.float32) + 0.5) / GRID
             self._mean_target = self._raw_ratio(grid).mean()
         return self._raw_ratio(u) / self._mean_target

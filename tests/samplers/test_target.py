@@ -137,8 +137,9 @@ def test_weights_that_are_looked_up_are_those_of_the_function(target, steps, kin
 
 
 def test_a_weighting_of_the_callers_own_code_may_change():
-    objective, u = OBJECTIVES["eps"], torch.rand(8, generator=torch.Generator().manual_seed(0))
-    factor = [1.0]
-    sampler = AdaptiveSampler(objective, target=OfLogSNR(lambda log_snr: torch.full_like(log_snr, factor[0])))
-    for factor[0] in (1.0, 3.0):
-        assert torch.equal(sampler.on_target(torch.ones(8), u), torch.full((8,), factor[0]))
+    objective, power = OBJECTIVES["eps"], [0.0]
+    sampler = AdaptiveSampler(objective, target=OfLogSNR(lambda log_snr: torch.exp(power[0] * log_snr)))
+    for power[0] in (0.0, 0.3):
+        expected = torch.exp(power[0] * objective.process.log_snr(FINE))
+        torch.testing.assert_close(sampler.on_target(torch.ones_like(FINE), FINE), expected)
+        torch.testing.assert_close(sampler.target_weight(FINE), expected / expected.mean(), rtol=1e-3, atol=1e-5)
