@@ -16,17 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from field import METHODS, chosen
 from rows import append
+from throughput import protocol_trainer, wait
 
 from noisewise.samplers import Sampler, Uniform
 from noisewise.spec import build
-from noisewise.training.data import Synthetic
 from noisewise.training.folder import environment
-from noisewise.training.options import load_preset
-from noisewise.training.parallel import make_accelerator
-from noisewise.training.parts import Parts, build_parts
 from noisewise.training.trainer import Trainer
 
 
@@ -50,7 +46,7 @@ def main() -> None:
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each method, uniform first."""
-    trainer = trainer_of(args)
+    trainer = protocol_trainer(args.device, args.channels, args.batch, args.device == "cuda", print)
     named = {"uniform": "uniform", **chosen(args.methods)}
     samplers = {name: sampler_of(trainer, spec) for name, spec in named.items()}
     samplers = {name: one for name, one in samplers.items() if name == "uniform" or not isinstance(one, Uniform)}
@@ -74,18 +70,6 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         }
 
 
-def trainer_of(args: argparse.Namespace) -> Trainer:
-    """The protocol's network and training on random images."""
-    fast = "always" if args.device == "cuda" else "never"
-    options = [f"--batch={args.batch}", f"--device={args.device}", f"--fast={fast}", "--log.trackers=[]"]
-    config = load_preset("cifar10-small", *options, f"--model.options.channels={args.channels}")
-    parts = build_parts(config, synthetic=True)
-    parts = Parts(parts.objective, Synthetic((3, 32, 32), count=10_000), parts.model, parts.classes)
-    trainer = Trainer(config, parts, make_accelerator(config), print)
-    trainer.warm_up()
-    return trainer
-
-
 def sampler_of(trainer: Trainer, spec: str) -> Sampler:
     sampler = build(spec, trainer.objective).sampler.to(trainer.device)
     return sampler.attach(trainer.network, trainer.optimizer)
@@ -94,17 +78,12 @@ def sampler_of(trainer: Trainer, spec: str) -> Sampler:
 def block(trainer: Trainer, sampler: Sampler, steps: int) -> float:
     """Seconds of so many steps with a sampler."""
     trainer.sampler = sampler
-    wait(trainer.device)
+    wait(trainer.device.type == "cuda")
     begun = time.perf_counter()
     for _ in range(steps):
         trainer.training_step()
-    wait(trainer.device)
+    wait(trainer.device.type == "cuda")
     return time.perf_counter() - begun
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

@@ -200,26 +200,25 @@ def wait(cuda: bool) -> None:
 
 def ours(args: argparse.Namespace, model: str, path: str, told: list[str]) -> tuple[Callable[[], None], nn.Module]:
     """A step of this package's trainer."""
-    sampler = "adaptive" if "adaptive" in path else "uniform"
-    fast = "always" if path.startswith(("fast", "graphs")) and args.device == "cuda" else "never"
-    options = [
-        f"--sampler={sampler}",
-        f"--batch={args.batch}",
-        f"--device={args.device}",
-        f"--fast={fast}",
-        "--log.trackers=[]",
-    ]
-    options += [f"--model.options.channels={CHANNELS[model]}", f"--compile={'compiled' in path}"]
-    config: Config = load_preset("cifar10-small", *options)
     if path == "graphs":
         from noisewise.training import trainer as module
 
         module.fuse = lambda _: 0
+    fast = path.startswith(("fast", "graphs")) and args.device == "cuda"
+    options = [f"--sampler={'adaptive' if 'adaptive' in path else 'uniform'}", f"--compile={'compiled' in path}"]
+    trainer = protocol_trainer(args.device, CHANNELS[model], args.batch, fast, told.append, *options)
+    return trainer.training_step, trainer.model
+
+
+def protocol_trainer(device: str, channels: int, batch: int, fast: bool, tell: Callable[[str], None], *options: str) -> Trainer:
+    """This package's trainer with the protocol's network, on random images, ready for its first step."""
+    options += (f"--batch={batch}", f"--device={device}", f"--fast={'always' if fast else 'never'}", "--log.trackers=[]")
+    config: Config = load_preset("cifar10-small", f"--model.options.channels={channels}", *options)
     parts = build_parts(config, synthetic=True)
     parts = Parts(parts.objective, Synthetic((3, 32, 32), count=10_000), parts.model, parts.classes)
-    trainer = Trainer(config, parts, make_accelerator(config), told.append)
+    trainer = Trainer(config, parts, make_accelerator(config), tell)
     trainer.warm_up()
-    return trainer.training_step, trainer.model
+    return trainer
 
 
 def script(args: argparse.Namespace, model: str, path: str, told: list[str]) -> tuple[Callable[[], None], nn.Module]:

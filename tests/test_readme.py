@@ -51,6 +51,14 @@ def test_the_costs_are_those_measured():
         assert [float(number) for number in numbers] == [round(value, 3) for value in (row["ratio"], *row["range"])]
 
 
+def test_the_cost_of_the_default_on_the_fast_path_is_that_measured():
+    speed = {row["path"]: row["steps_per_second"] for row in rows("cifar10-v1-cost.jsonl")}
+    (claim,) = re.findall(r"and `adaptive` ([\d.]+) times with the smaller one", README)
+    ratio = speed["fast"] / speed["fast, adaptive"]
+    assert claim == f"{ratio:.2f}"
+    assert f"it was {ratio:.3f} times with the small network" in (ROOT / "docs" / "speed.md").read_text()
+
+
 def test_the_table_of_qualities_is_that_of_the_files():
     table = README.partition("| | digits, linear |")[2].partition("\n\n")[0]
     page = (ROOT / "docs" / "adaptive.md").read_text().partition("<!-- table: unets -->")[2].partition("<!-- end -->")[0]
