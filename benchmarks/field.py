@@ -57,13 +57,13 @@ METHODS = {
     "loss-moment": "loss_moment",  # importance weights by default
     "loss-log-snr": "loss_adaptive",  # Kingma & Gao, importance weights by default
     "gradient-variance": "gradient_variance",
-    "loss-weighted": "adaptive:draws=independent,target=(minsnr:gamma=5),correction=none",  # the sampler is the weighting
-    "loss-weighted-unbiased": "adaptive:draws=independent+minsnr:gamma=5",  # w / (T p): the objective stays Min-SNR
+    "loss-weighted": "adaptive:correction=none,draws=independent,floor=0.2,target=(minsnr:gamma=5)",  # p is the weighting
+    "loss-weighted-unbiased": "adaptive:draws=independent,floor=0.2+minsnr:gamma=5",  # w / (T p): the objective stays Min-SNR
     "adaptive-paper": "paper_cifar10",  # as published, but for paired noise
     "adaptive-repaired": REPAIRED,
     "adaptive-min-snr": f"{REPAIRED}+minsnr:gamma=5",
-    "loss-plain": "adaptive:draws=independent+none",  # p by the loss alone, the plain objective
-    "adaptive": "adaptive",  # the default: loss-weighted-unbiased with stratified draws
+    "loss-plain": "adaptive:draws=independent,floor=0.2+none",  # p by the loss alone, the plain objective
+    "adaptive": "adaptive",  # the default: loss-weighted-unbiased with stratified draws and a larger floor
 }
 COPIED = ("density_by_level", "objective_by_level", "effective_share")  # from the row of training before an evaluation
 ASKED = ("name", "process", "prediction", "sampler", "seed", "steps", "settings", "images")  # what tells a run from others

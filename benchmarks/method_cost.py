@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def main() -> None:
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each method, uniform first."""
+    begun = datetime.now(UTC).isoformat(timespec="seconds")
     trainer = protocol_trainer(args.device, args.channels, args.batch, args.device == "cuda", print)
     named = {"uniform": "uniform", **chosen(args.methods)}
     samplers = {name: sampler_of(trainer, spec) for name, spec in named.items()}
@@ -66,6 +68,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "highest": round(max(ratios), 4),
             "rounds": args.rounds,
             "steps": args.steps,
+            "session": begun,
             "environment": environment(),
         }
 

@@ -64,7 +64,7 @@ class Cost:
     """What a step takes alone, from rows of method_cost.py."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self.ratios = {spec_now({"sampler": row["spec"]}): row["ratio"] for row in rows}
+        self.ratios = {spec_now({**row, "sampler": row["spec"]}): row["ratio"] for row in rows}
         self.uniform = 1 / next(row["steps_per_second"] for row in rows if row["spec"] == "uniform")
 
     def step_seconds(self, spec: str) -> float:

@@ -8,8 +8,8 @@ from typing import Any
 
 from noisewise.spec import Term, parse
 
-TARGETED, STRATIFIED = "2026-11-16T09:26:59", "2026-11-16T12:10:00"
-"""Since when `adaptive` alone trains Min-SNR's objective, and since when it draws in strata (UTC)."""
+TARGETED, STRATIFIED, FLOORED = "2026-11-16T09:26:59", "2026-11-16T12:10:00", "2026-11-16T14:50:00"
+"""Since when (UTC) `adaptive` alone trains Min-SNR's objective, draws in strata, and has a floor of 0.35, no longer 0.2."""
 PLACE = re.compile(r"""(?<![\w.:/~])/(?:[^\s/'"<>,:;()]+/)*([^\s/'"<>,:;()]+)/?""")  # an absolute path within a text, not a URL
 
 
@@ -33,17 +33,36 @@ def publishable(value: Any) -> Any:
 def spec_now(row: dict[str, Any]) -> str:
     """The spec that means today what the spec of a row of field.py meant when its session began, without today's defaults."""
     terms, session = parse(row["sampler"]), row.get("session", "now")
-    for term in terms:
-        if term.name != "adaptive":
-            continue
-        if session < TARGETED and len(terms) == 1 and not {"target", "correction"} & set(term.options):
-            terms = [*terms, Term("none", {})]
-        if session < STRATIFIED:
-            term.options.setdefault("draws", "independent")
-        for name, value in (("estimator", "loss"), ("draws", "stratified")):
-            if term.options.get(name) == value:
-                del term.options[name]
-    return "+".join(text_of(term) for term in terms)
+    if (
+        session < TARGETED
+        and [term.name for term in terms] == ["adaptive"]
+        and not {"target", "correction"} & set(terms[0].options)
+    ):
+        terms = [*terms, Term("none", {})]
+    return "+".join(text_of(Term(term.name, options_now(term, session))) for term in terms)
+
+
+def options_now(term: Term, session: str) -> dict[str, str]:
+    """The options of a term, those of samplers inside it too, as they are to be written today."""
+    options = {name: inner_now(value, session) for name, value in term.options.items()}
+    if term.name != "adaptive":
+        return options
+    if session < STRATIFIED:
+        options.setdefault("draws", "independent")
+    if session < FLOORED and options.get("estimator", "loss") == "loss":
+        options.setdefault("floor", "0.2")
+    today = {"estimator": "loss", "draws": "stratified", "floor": "0.35"}
+    return {name: options[name] for name in sorted(options) if options[name] != today.get(name)}
+
+
+def inner_now(value: str, session: str) -> str:
+    """An option's value; that of one that is a sampler, in brackets or not, as it is to be written today."""
+    bare = value.removeprefix("(").removesuffix(")")
+    terms = parse(bare)
+    if not any(term.name == "adaptive" for term in terms):
+        return value
+    now = "+".join(text_of(Term(term.name, options_now(term, session))) for term in terms)
+    return f"({now})" if set(now) & set(":,+") else now
 
 
 def text_of(term: Term) -> str:

@@ -1,9 +1,9 @@
-"""Fill in the tables of the study, in benchmarks/cifar10.md and docs/adaptive.md: python docs/make_cifar10_tables.py"""
+"""Fill in the tables of the study, in its record, docs/adaptive.md and README.md: python docs/make_cifar10_tables.py"""
 
 import csv
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,33 +71,80 @@ def curves(measured: list[dict[str, Any]]) -> dict[tuple[str, int], dict[float, 
 
 
 def reached(curve: dict[float, float], value: float) -> str:
-    """The share of its budget at which a curve had that value."""
-    crossing = first_reached([Point(share, share, one) for share, one in sorted(curve.items())], value)
-    return "never" if crossing is None else f"{100 * crossing.steps:.0f} %"
+    """The share of its budget at which a curve had that value; no more than the first at which it was measured."""
+    points = [Point(share, share, one) for share, one in sorted(curve.items())]
+    crossing = first_reached(points, value)
+    if crossing is None:
+        return "never"
+    return f"{'≤ ' if points[0].value <= value else ''}{100 * crossing.steps:.0f} %"
 
 
-UNETS = {  # column to files and process; digits with 2,400 steps (linear, cosine) or 700
-    "digits, linear": (("digits_long.jsonl", "digits_bells.jsonl", "digits_default.jsonl"), "linear", 2400),
-    "digits, cosine": (("digits_long.jsonl", "digits_bells.jsonl", "digits_default.jsonl"), "cosine", 2400),
+PROCESSES = {"linear": "linear", "cosine": "cosine", "quadratic": "quadratic", "edm": "EDM", "flow:time_scale=1000": "flow"}
+
+
+def confirmation_table() -> list[str]:
+    """FID-5k of the confirmation, each process by itself, all seeds in a cell, lowest end first."""
+    lines = ["| process | spec | seeds | 50 % | 75 % | 100 % | over uniform's | steps to uniform's last |", "|---" * 8 + "|"]
+    measured = rows("cifar10-v1-confirmation.jsonl")
+    for process, name in PROCESSES.items():
+        runs = curves([row for row in measured if row["process"] == process])
+        uniform = {seed: curve[1.0] for (spec, seed), curve in runs.items() if spec == "uniform"}
+        ends = {one: statistics.fmean(curve[1.0] for (spec, _), curve in runs.items() if spec == one) for one, _ in runs}
+        for spec in sorted(ends, key=lambda one: ends[one]):
+            found = {seed: curve for (one, seed), curve in sorted(runs.items()) if one == spec}
+            cells = [" / ".join(f"{curve[share]:.1f}" for curve in found.values()) for share in SHARES[1:]]
+            cells.append(" / ".join(f"{curve[1.0] / uniform[seed]:.2f}" for seed, curve in found.items()))
+            cells.append(" / ".join(reached(curve, uniform[seed]) for seed, curve in found.items()))
+            lines.append(f"| {name} | `{spec}` | {' / '.join(map(str, found))} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def cost_table() -> list[str]:
+    """What a step with each method takes over uniform's."""
+    lines = ["| method | spec | steps a second | over uniform's | lowest to highest |", "|---|---|---|---|---|"]
+    names = {spec_now({"sampler": spec}): name for name, spec in METHODS.items()}
+    for row in rows("cifar10-v1-method-cost.jsonl"):
+        spec = spec_now({**row, "sampler": row["spec"]})
+        name = names.get(spec, row["method"])
+        spread = f"{row['lowest']:.3f} to {row['highest']:.3f}"
+        lines.append(f"| {name} | `{spec}` | {row['steps_per_second']:.1f} | {row['ratio']:.3f} | {spread} |")
+    return lines
+
+
+LONG = ("digits_long.jsonl", "digits_bells.jsonl", "digits_default.jsonl")
+CONTINUOUS = ("digits_continuous.jsonl", "digits_default.jsonl")
+CONFIRMED = ("cifar10-v1-confirmation.jsonl",)
+UNETS = {  # row to files, process and steps
+    "digits, linear": (LONG, "linear", 2400),
+    "digits, cosine": (LONG, "cosine", 2400),
     "digits, quadratic": (("digits_screen.jsonl", "digits_default.jsonl"), "quadratic", 700),
-    "digits, EDM": (("digits_continuous.jsonl", "digits_default.jsonl"), "edm", 700),
-    "digits, flow": (("digits_continuous.jsonl", "digits_default.jsonl"), "flow", 700),
+    "digits, EDM": (CONTINUOUS, "edm", 700),
+    "digits, flow": (CONTINUOUS, "flow", 700),
     "CIFAR-10, linear": (("cifar10-v1-field.jsonl",), "linear", 10000),
+    "CIFAR-10, cosine": (CONFIRMED, "cosine", 10000),
+    "CIFAR-10, quadratic": (CONFIRMED, "quadratic", 10000),
+    "CIFAR-10, EDM": (CONFIRMED, "edm", 10000),
+    "CIFAR-10, flow": (CONFIRMED, "flow:time_scale=1000", 10000),
 }
-SPECS = {  # row to the specs that stand for it
+INDEPENDENT = "adaptive:draws=independent,floor=0.2"
+SPECS = {  # column to the specs that stand for it
     "`adaptive`": ("adaptive",),
-    "`adaptive:draws=independent`": ("adaptive:draws=independent", "adaptive:draws=independent+minsnr:gamma=5"),
+    "`adaptive:floor=0.2`": ("adaptive:floor=0.2",),
+    "the same, `draws=independent`": (INDEPENDENT, f"{INDEPENDENT}+minsnr:gamma=5"),
     "`minsnr`": ("minsnr:gamma=5",),
     "`lognormal`": ("lognormal",),
-    "`adaptive:draws=independent+none`": ("adaptive:draws=independent+none",),
+    f"`{INDEPENDENT}+none`": (f"{INDEPENDENT}+none",),
 }
 
 
-def unets_table() -> list[str]:
+SHORT = ("`adaptive`", "`adaptive:floor=0.2`", "`minsnr`", "`lognormal`")  # the columns that the README has
+
+
+def unets_table(columns: Sequence[str] = tuple(SPECS)) -> list[str]:
     """The distance over uniform's with the same seed at the end of the budget, for U-Nets."""
-    lines = ["| | " + " | ".join(UNETS) + " |", "|---" * (len(UNETS) + 1) + "|"]
-    for name, specs in SPECS.items():
-        lines.append(f"| {name} | " + " | ".join(over_uniform(*where, specs) for where in UNETS.values()) + " |")
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for name, where in UNETS.items():
+        lines.append(f"| {name} | " + " | ".join(over_uniform(*where, SPECS[column]) for column in columns) + " |")
     return lines
 
 
@@ -113,15 +160,14 @@ def over_uniform(files: tuple[str, ...], process: str, steps: int, specs: tuple[
 
 def cifar10_search_table() -> list[str]:
     """FID-5k with seed 0 after 2,500 and 5,000 steps: what the search ran, and the same moments of the field's runs."""
-    found: dict[str, dict[int, float]] = {}
+    found: dict[str, dict[int, list[float]]] = {}
     for row in (*rows("cifar10-v1-field.jsonl"), *rows("cifar10-v1-search.jsonl")):
         if row["seed"] == 0 and row.get("step") in (2500, 5000) and row["process"] == "linear":
-            found.setdefault(spec_now(row), {})[row["step"]] = row["distance"]
+            found.setdefault(spec_now(row), {2500: [], 5000: []})[row["step"]].append(row["distance"])
     lines = ["| spec | 2,500 steps | 5,000 steps |", "|---|---|---|"]
-    lines += [
-        f"| `{spec}` | {curve[2500]:.1f} | {curve[5000]:.1f} |"
-        for spec, curve in sorted(found.items(), key=lambda one: one[1][5000])
-    ]
+    for spec, curve in sorted(found.items(), key=lambda one: statistics.fmean(one[1][5000])):
+        cells = [" / ".join(f"{value:.1f}" for value in curve[step]) for step in (2500, 5000)]
+        lines.append(f"| `{spec}` | {cells[0]} | {cells[1]} |")
     return lines
 
 
@@ -135,12 +181,13 @@ def warmup_table() -> list[str]:
     where = [("linear", 700), ("flow", 700), ("edm", 700), ("linear", 2400), ("cosine", 2400)]
     lines = ["| spec | " + " | ".join(f"{process}, {steps:,}" for process, steps in where) + " | over the default |"]
     lines.append("|---" * (len(where) + 2) + "|")
-    for spec in ("adaptive", "adaptive:warmup=100", "adaptive:warmup=50"):
-        found = {one[1:]: value for one, value in ends.items() if one[0] == spec and ("adaptive:warmup=50", *one[1:]) in ends}
+    default, shortest = "adaptive:floor=0.2", "adaptive:floor=0.2,warmup=50"  # today's default has another floor
+    for spec in (default, "adaptive:floor=0.2,warmup=100", shortest):
+        found = {one[1:]: value for one, value in ends.items() if one[0] == spec and (shortest, *one[1:]) in ends}
         cells = [" / ".join(f"{found[one]:.2f}" for one in sorted(found) if one[:2] == place) for place in where]
-        logs = [math.log(value / ends["adaptive", *one]) for one, value in found.items()]
+        logs = [math.log(value / ends[default, *one]) for one, value in found.items()]
         error = statistics.stdev(logs) / len(logs) ** 0.5
-        ratio = f"{math.exp(statistics.fmean(logs)):.2f} ± {error:.2f} ({len(logs)} runs)" if spec != "adaptive" else "1"
+        ratio = f"{math.exp(statistics.fmean(logs)):.2f} ± {error:.2f} ({len(logs)} runs)" if spec != default else "1"
         lines.append(f"| `{spec}` | " + " | ".join(cells) + f" | {ratio} |")
     return lines
 
@@ -195,8 +242,11 @@ def variance_table() -> list[str]:
     with (RESULTS / "analysis_gradients.csv").open() as file:
         levels = [row for row in csv.DictReader(file) if row["step"] == "800"]
     known = [(min(5 * math.exp(-float(r["log_snr"])), 1.0), float(r["loss"]), float(r["rms_norm"])) for r in levels]
-    floors = (0.0, 0.05, 0.2, 0.5)
-    lines = ["| drawn in proportion to | " + " | ".join(f"floor {floor:g}" for floor in floors) + " |", "|---" * 5 + "|"]
+    floors = (0.0, 0.05, 0.2, 0.35, 0.5)
+    lines = [
+        "| drawn in proportion to | " + " | ".join(f"floor {floor:g}" for floor in floors) + " |",
+        "|---" * (len(floors) + 1) + "|",
+    ]
     for name, mass in DENSITIES.items():
         total = sum(mass(*one) for one in known)
         cells = []
@@ -213,6 +263,8 @@ PAGES: dict[Path, dict[str, Callable[[], list[str]]]] = {
         "CIFAR-10 strata": strata_table,
         "CIFAR-10 field": field_table,
         "CIFAR-10 search": cifar10_search_table,
+        "CIFAR-10 confirmation": confirmation_table,
+        "CIFAR-10 cost": cost_table,
         "levels": levels_table,
         "warm-up": warmup_table,
         "bells": bells_table,
@@ -220,6 +272,7 @@ PAGES: dict[Path, dict[str, Callable[[], list[str]]]] = {
         "variance": variance_table,
     },
     Path(__file__).parent / "adaptive.md": {"unets": unets_table},
+    Path(__file__).parents[1] / "README.md": {"quality": lambda: unets_table(SHORT)},
 }
 
 if __name__ == "__main__":

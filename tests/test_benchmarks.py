@@ -190,24 +190,35 @@ def test_published_rows_name_no_places_and_hold_no_nan(benchmark):
 def test_old_rows_are_named_as_their_specs_are_written_now(benchmark):
     spec_now = benchmark("rows").spec_now
     oldest, old, new = "2026-11-16T08:28:33+00:00", "2026-11-16T09:30:00+00:00", "2026-11-17T00:00:00+00:00"
+    strata = "2026-11-16T12:30:00+00:00"
     for session, spec, expected in [
-        (oldest, "adaptive", "adaptive:draws=independent+none"),
-        (oldest, "adaptive+minsnr:gamma=5", "adaptive:draws=independent+minsnr:gamma=5"),
+        (oldest, "adaptive", "adaptive:draws=independent,floor=0.2+none"),
+        (oldest, "adaptive+minsnr:gamma=5", "adaptive:draws=independent,floor=0.2+minsnr:gamma=5"),
         (
             oldest,
             "adaptive:target=(vlb+minsnr),correction=none",
-            "adaptive:target=(vlb+minsnr),correction=none,draws=independent",
+            "adaptive:correction=none,draws=independent,floor=0.2,target=(vlb+minsnr)",
         ),
-        (old, "adaptive", "adaptive:draws=independent"),
+        (old, "adaptive", "adaptive:draws=independent,floor=0.2"),
         (old, "adaptive:draws=stratified,floor=0.1", "adaptive:floor=0.1"),
         (old, "loss_adaptive+p2", "loss_adaptive+p2"),
+        (strata, "adaptive", "adaptive:floor=0.2"),
+        (strata, "adaptive:floor=0.35", "adaptive"),
+        (
+            strata,
+            "switch:first=(adaptive:target=(bell:scale=1)),then=adaptive,at=600",
+            "switch:first=(adaptive:floor=0.2,target=(bell:scale=1)),then=(adaptive:floor=0.2),at=600",
+        ),
         (new, "adaptive:estimator=loss", "adaptive"),
         (new, "adaptive", "adaptive"),
+        (new, "switch:first=uniform,then=adaptive,at=600", "switch:first=uniform,then=adaptive,at=600"),
     ]:
         assert spec_now({"session": session, "sampler": spec}) == expected
     field = benchmark("field")
     assert field.key({"session": old, "sampler": "adaptive"}) != field.key({"sampler": "adaptive"})
-    assert field.key({"session": old, "sampler": "adaptive:draws=stratified"}) == field.key({"sampler": "adaptive"})
+    assert field.key({"session": old, "sampler": "adaptive:draws=stratified,floor=0.35"}) == field.key({"sampler": "adaptive"})
+    # the order of settings does not matter
+    assert field.key({"sampler": "adaptive:power=0.5,floor=0.1"}) == field.key({"sampler": "adaptive:floor=0.1,power=0.5"})
 
 
 # rebuild ----------------------------------------------------------------------------------------------------------------
@@ -329,7 +340,8 @@ def test_the_tables_of_the_study_are_those_of_the_rows(benchmark, monkeypatch):
     pages = benchmark("make_cifar10_tables").PAGES
     tables = {(page, name): make for page, some in pages.items() for name, make in some.items()}
     assert {name for _, name in tables} == {
-        *("CIFAR-10 strata", "CIFAR-10 field", "CIFAR-10 search", "levels", "warm-up", "bells", "search", "variance", "unets")
+        *("CIFAR-10 strata", "CIFAR-10 field", "CIFAR-10 search", "CIFAR-10 confirmation", "CIFAR-10 cost", "levels"),
+        *("warm-up", "bells", "search", "variance", "unets", "quality"),
     }
     for (page, name), make in tables.items():
         shown = page.read_text().split(f"<!-- table: {name} -->")[1].split("<!-- end -->")[0].strip().splitlines()

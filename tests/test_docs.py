@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ SECTIONS = ("Formula", "Settings", "Spec", "Cost", "What it does to p and w", "K
 SECTIONS += ("When it helps", "When not to use it", "Measured")
 ADAPTIVE = "methods/adaptive.md"
 PARTS = ("Equations", "What it measures", "Settings", "Cost", "Known failures and traps", "When not to use it", "Evidence")
-OWN_CORRECTION = "the estimator's own"  # how a card writes correction=None, since `none` is a correction
+OWN = "the estimator's own"  # how a card writes correction=None and floor=None: `none` is a correction, or looks like no floor
 
 
 def fenced(page: str, language: str) -> list[str]:
@@ -95,8 +95,9 @@ def code_defaults(maker: Callable[..., Any]) -> dict[str, Any]:
     for source in sources:
         for parameter in inspect.signature(source).parameters.values():
             defaults.setdefault(parameter.name, REQUIRED if parameter.default is parameter.empty else parameter.default)
-    if hasattr(target, "option_sources") and defaults["correction"] is None:
-        defaults["correction"] = ESTIMATORS[estimator].correction if "estimator" in fixed else OWN_CORRECTION
+    for name in ("correction", "floor") if hasattr(target, "option_sources") else ():
+        if defaults[name] is None:
+            defaults[name] = getattr(ESTIMATORS[estimator], name) if "estimator" in fixed else OWN
     known = _parameters(maker)
     return {name: value for name, value in defaults.items() if name in known and name not in ("args", "kwargs")}
 
@@ -160,7 +161,7 @@ def test_every_estimator_has_its_parts_and_the_codes_defaults(name: str) -> None
     text, kind = section(ADAPTIVE, f"Estimator `{name}`"), ESTIMATORS[name]
     assert [line[4:] for line in text.splitlines() if line.startswith("### ")] == list(PARTS)
     defaults = {key: parameter.default for key, parameter in inspect.signature(kind).parameters.items() if key != "edges"}
-    defaults |= {"strata": kind.strata, "correction": kind.correction}
+    defaults |= {"strata": kind.strata, "correction": kind.correction, "floor": kind.floor}
     listed = settings_table(text)
     assert set(listed) == set(defaults)
     wrong = {key: (value, defaults[key]) for key, value in listed.items() if not same(value, defaults[key])}
@@ -297,20 +298,19 @@ def test_the_adaptive_page_says_only_what_the_unets_show() -> None:
     assert len(plain) == len(default) == 5
     assert f"{min(plain):.2f} to {max(plain):.2f} of uniform's distance in five runs of 700 steps" in page
     assert f"where Min-SNR's objective drawn in the same way has {min(default):.2f} to {max(default):.2f}." in page
-    shown = {name: [cell for cells in row for cell in cells.split(" / ")] for name, row in page_cells("unets").items()}
-    pairs = {
-        (mine, other): [
-            (float(a), float(b)) for a, b in zip(shown[mine], shown[other], strict=True) if "–" not in (a, b) and a and b
-        ]
-        for mine, other in [("adaptive", "minsnr"), ("adaptive", "adaptive:draws=independent")]
-    }
-    better = pairs["adaptive", "minsnr"]
-    assert len(better) == 10
-    assert all(adaptive < min(weight, 1) for adaptive, weight in better), "in every run, and better than the weight alone"
-    draws = [strata < independent for strata, independent in pairs["adaptive", "adaptive:draws=independent"]]
+    table = list(page_cells("unets").values())
+    default, smaller, independent, minsnr, *_ = zip(*table, strict=True)
+    for column in (default, smaller):
+        assert all(float(ratio) < 1 for cells in column for ratio in cells.split(" / ") if ratio not in ("", "–")), (
+            "in every run"
+        )
+        assert all(mine < weight for mine, weight in pairs(column, minsnr)), "and better than the weight alone"
+    assert len(pairs(smaller, minsnr)) == 10
+    draws = [strata < one for strata, one in pairs(smaller, independent)]
     assert (sum(draws), len(draws)) == (8, 9)
     assert "better than independent ones in eight of the nine runs on the digits" in page
-    found = {(row["step"], row["sampler"]): row["distance"] for row in result_rows("cifar10-v1-search.jsonl")}
+    # the first of each name: draws were independent then
+    found = {(row["step"], row["sampler"]): row["distance"] for row in reversed(result_rows("cifar10-v1-search.jsonl"))}
     uniform = [row for row in result_rows("cifar10-v1-field.jsonl") if (row["sampler"], row["seed"]) == ("uniform", 0)]
     found |= {(row["step"], row["sampler"]): row["distance"] for row in uniform}
     for mine, other, text in [
@@ -318,6 +318,27 @@ def test_the_adaptive_page_says_only_what_the_unets_show() -> None:
         ("uniform:draws=stratified", "uniform", "that of uniform itself from {:.1f} to {:.1f}"),
     ]:
         assert text.format(found[5000, other], found[5000, mine]) in page
+
+
+def pairs(mine: Sequence[str], others: Sequence[str]) -> list[tuple[float, float]]:
+    """Ratios of the same run in two columns of a table, where both were run."""
+    cells = [
+        (a, b)
+        for one, other in zip(mine, others, strict=True)
+        for a, b in zip(one.split(" / "), other.split(" / "), strict=False)
+    ]
+    return [(float(a), float(b)) for a, b in cells if a not in ("", "–") and b not in ("", "–")]
+
+
+def test_the_floors_on_the_adaptive_page_are_those_of_the_search() -> None:
+    last = {row["sampler"]: row["distance"] for row in result_rows("cifar10-v1-search.jsonl") if row["step"] == 5000}
+    known = [last["adaptive:draws=stratified,floor=0.05"]]
+    known += [last[f"adaptive{floor}"] for floor in ("", ":floor=0.35", ":floor=0.5")]
+    known.append(last["uniform:draws=stratified+minsnr:gamma=5"])
+    (line,) = re.findall(r"^- \*\*The floor\*\* matters.*$", (DOCS / "adaptive.md").read_text(), re.MULTILINE)
+    shown = re.findall(r"(\d\d\.\d) with [\d.]+|it was (\d\d\.\d)\.", line)
+    assert [float(a or b) for a, b in shown] == [round(value, 1) for value in known]
+    assert min(known) == known[2], "0.35 is the default because of this"
 
 
 def test_the_adaptive_card_knows_how_large_its_weights_get() -> None:

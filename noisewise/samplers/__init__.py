@@ -30,7 +30,7 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "switch": Switch,
     "loss_moment": LossMoment,
     "loss_adaptive": partial(
-        AdaptiveSampler, estimator="loss", strata=100, over="log_snr", correction="unbiased", draws="independent"
+        AdaptiveSampler, estimator="loss", floor=0.2, strata=100, over="log_snr", correction="unbiased", draws="independent"
     ),
     "gradient_variance": GradientVariance,
     "adaptive": AdaptiveSampler,

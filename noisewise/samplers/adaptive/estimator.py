@@ -22,6 +22,7 @@ class Estimator(nn.Module):
     conditional = False
     strata = 20  # how many to tell apart unless told otherwise
     correction = "none"  # importance weights, unless told otherwise
+    floor = 0.2  # share of uniform mass, unless told otherwise
 
     @contextmanager
     def feedback(self, sampler: "AdaptiveSampler", draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> Iterator[None]:

@@ -37,7 +37,8 @@ class AdaptiveSampler(Learner):
         process: the objective, that is the noising process and what the model predicts; or the process alone, if the model
             predicts what is usual there (`Objective.usual`).
         estimator: how to learn; one of `ESTIMATORS`. Its own settings may follow as keywords.
-        floor: the share of uniform mass, so that no noise level is ever starved.
+        floor: the share of uniform mass, so that no noise level is ever starved; by default the estimator's own: 0.35 for
+            `loss`, where it also bounds the importance weights (docs/adaptive.md), and 0.2 for the others.
         strata: how many intervals of u are told apart (no more than a discrete process has timesteps); by default as many as
             suit the estimator.
         over: "u" for intervals of equal reference probability, "log_snr" for intervals of equal log SNR.
@@ -57,7 +58,7 @@ class AdaptiveSampler(Learner):
         process: Process | Objective,
         estimator: str = "loss",
         *,
-        floor: float = 0.2,
+        floor: float | None = None,
         strata: int | None = None,
         over: str = "u",
         correction: str | Correction | None = None,
@@ -80,6 +81,7 @@ class AdaptiveSampler(Learner):
         edges = stratum_edges(process, ESTIMATORS[estimator].strata if strata is None else strata, over)
         table = Histogram((edges[1:] - edges[:-1]).double(), edges)
         correction = Correction.parse(ESTIMATORS[estimator].correction if correction is None else correction)
+        floor = ESTIMATORS[estimator].floor if floor is None else floor
         if correction.kind == "target" and target is None and settings.get("weighting") is None:
             target = MinSNR()
         super().__init__(process, table, floor=floor, correction=correction, target=target, draws=draws, **settings)
