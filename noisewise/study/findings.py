@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 
+from noisewise.samplers.learning import Learner
+from noisewise.spec import build, build_process
 from noisewise.study.outcome import Comparison, Outcome
 from noisewise.study.paired import SEEDS, SIGNIFICANT
 from noisewise.study.summary import Summary, metric_label, summarise
 
+FLAT = 1e-3  # how much a density may differ between noise levels and count as uniform
 ENOUGH = 5  # seeds; with fewer, even runs that all agree hardly give a small p
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """A sentence for each sampler, then one for each run that failed or is not finished."""
+    """A sentence for each sampler, for each that has not begun to learn, and for each run that failed or is not finished."""
     summaries = summarise(comparison)
     bases = {one.process: one for one in summaries if one.baseline}
     said = [
@@ -20,7 +23,7 @@ def findings(comparison: Comparison) -> list[str]:
     ]
     if all(one.baseline for one in summaries):
         said.append(f"{comparison.plan.baseline} alone: nothing to compare with" if summaries else "no run has begun yet")
-    return said + [_lost(comparison, one) for one in comparison.outcomes if one.status != "finished"]
+    return said + _unlearned(comparison) + [_lost(comparison, one) for one in comparison.outcomes if one.status != "finished"]
 
 
 def explanation(comparison: Comparison) -> str:
@@ -121,6 +124,26 @@ def _early(one: Summary) -> bool:
 
 def _mean(one: Summary) -> str:
     return "unknown" if one.value is None else f"{one.value.mean:.4g}"
+
+
+def _unlearned(comparison: Comparison) -> list[str]:
+    """A sentence for each sampler that learns, if its draws were still uniform at the end of some of its runs."""
+    still: dict[tuple[str, str], list[int]] = {}
+    for one in comparison.outcomes:
+        rows = [row for row in one.metrics() if "density_by_level" in row]
+        if rows and one.status == "finished" and max(rows[-1]["density_by_level"]) - min(rows[-1]["density_by_level"]) < FLAT:
+            still.setdefault((one.sampler, one.process), []).append(rows[-1]["step"])
+    return [
+        f"{sampler}{_on(comparison, process)}: had not begun to learn, its draws were still uniform after {max(steps):,} "
+        "steps; a longer budget, or a shorter warmup, would show what learning does"
+        for (sampler, process), steps in still.items()
+        if _learns(sampler, process)
+    ]
+
+
+def _learns(sampler: str, process: str) -> bool:
+    """Whether a spec's sampler, or one inside it, learns."""
+    return any(isinstance(part, Learner) for part in build(sampler, build_process(process)).sampler.modules())
 
 
 def _lost(comparison: Comparison, one: Outcome) -> str:

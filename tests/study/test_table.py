@@ -1,6 +1,7 @@
 """Tables and sentences hold the numbers, and say no more than the seeds allow."""
 
 import io
+import json
 import math
 import re
 
@@ -8,10 +9,10 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from noisewise.study.outcome import Failure
+from noisewise.study.outcome import Failure, read_comparison
 from noisewise.study.summary import Spread, summarise
 from noisewise.study.table import explanation, findings, lowest, number, print_table, spread_text, table_columns, table_rows
-from tests.study.made import compared, curve
+from tests.study.made import compared, curve, planted
 
 LONG = "adaptive:estimator=lookahead,target=(minsnr),correction=none"
 
@@ -313,3 +314,17 @@ def test_the_explanation_names_metric_baseline_and_the_weakness_of_few_seeds():
     one = explanation(compared(curves({"uniform": [20], "adaptive": [10]})))
     assert "One seed is too few" in one
     assert "weak" not in one
+
+
+@pytest.mark.parametrize(("sampler", "learning"), [("adaptive", True), ("mix:of=(loss_moment)", True), ("minsnr", False)])
+def test_a_sampler_that_has_not_begun_to_learn_is_named(tmp_path, sampler, learning):
+    """Weights alone draw uniformly too, and nothing is to be said of them."""
+    made = planted(tmp_path, curves({"uniform": [20], sampler: [10]}))
+    late = "had not begun to learn, its draws were still uniform after 1,000 steps"
+    assert not any(late in sentence for sentence in findings(made)), "the planted densities are not flat"
+    run = next(one.folder for one in made.outcomes if one.sampler == sampler)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    flat = [{**row, "density_by_level": [1.0] * 50} if "density_by_level" in row else row for row in rows]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in flat))
+    said = [sentence for sentence in findings(read_comparison(tmp_path)) if late in sentence]
+    assert [sentence.startswith(f"{sampler}: ") for sentence in said] == [True] * learning
