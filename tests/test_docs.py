@@ -306,6 +306,10 @@ def test_the_adaptive_page_says_only_what_the_unets_show() -> None:
         )
         assert all(mine < weight for mine, weight in pairs(column, minsnr)), "and better than the weight alone"
     assert len(pairs(smaller, minsnr)) == 10
+    floors = [mine / other for mine, other in pairs(default, smaller)]
+    mean = f"{np.exp(np.mean(np.log(floors))):.2f} times the distance in the mean of nine runs"
+    assert len(floors) == 9
+    assert f"{mean}, from {min(floors):.2f} to {max(floors):.2f} times" in page
     draws = [strata < one for strata, one in pairs(smaller, independent)]
     assert (sum(draws), len(draws)) == (8, 9)
     assert "better than independent ones in eight of the nine runs on the digits" in page

@@ -101,11 +101,13 @@ def test_the_table_of_the_demo_is_that_of_its_file():
         shown = f"| {sampler} | {spread} | {ratio:.3f} | {fmean(there):.1f} ({sooner:.2f}×) | {f'{p:.3f} ' if p else ''}|"
         assert shown in page
     alone = {name: paired_test(ends[name], ends["uniform"]) for name in others}
-    assert f"a p of {alone['adaptive']:.3f} before the correction, half of `minsnr`'s {alone['minsnr']:.3f}" in page
-    assert f"{adjusted['minsnr']:.3f}" == f"{adjusted['adaptive']:.3f}"
+    assert f"the larger p before the correction, {alone['adaptive']:.3f} against {alone['minsnr']:.3f}," in page
+    assert f"the same {adjusted['minsnr']:.3f}, twice the smaller" in page
+    assert f"{adjusted['minsnr']:.3f}" == f"{adjusted['adaptive']:.3f}" == f"{2 * alone['minsnr']:.3f}"
     each = {name: [mine / theirs for mine, theirs in zip(ends[name], ends["uniform"], strict=True)] for name in others}
-    assert "its two ratios, {:.3f} and {:.3f}, lie as far apart".format(*sorted(each["adaptive"])) in page
-    assert "lie as far apart as {:.3f} and {:.3f} do.".format(*sorted(each["minsnr"])) in page
+    assert all(mine < weight for mine, weight in zip(each["adaptive"], each["minsnr"], strict=True)), "more with both seeds"
+    assert "its two ratios, {:.3f} and {:.3f}, lie farther apart".format(*sorted(each["adaptive"])) in page
+    assert "lie farther apart than {:.3f} and {:.3f} do.".format(*sorted(each["minsnr"])) in page
     assert "Two ratios of 0.837 and 0.848, a smaller gain, would have p = 0.024 before" in page
     assert f"{paired_test([0.837, 0.848], [1.0, 1.0]):.3f}" == "0.024"
     assert len(runs["uniform"]) == 2
