@@ -3,7 +3,7 @@
 import csv
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +43,22 @@ def relative_deviation(found: list[float]) -> float:
 
 def field_table() -> list[str]:
     """FID-5k of each method along its budget, all seeds in a cell, lowest end first."""
+    names = {spec: name for name, spec in METHODS.items()}
     runs = curves(rows("cifar10-v1-field.jsonl"))
+    heading = "| method | spec | seeds | 25 % | 50 % | 75 % | 100 % | over uniform's | steps to uniform's last |"
+    return [heading, "|---" * 9 + "|", *(f"| {names.get(spec, '')} {line}" for spec, line in ranked(runs, SHARES))]
+
+
+def ranked(runs: dict[tuple[str, int], dict[float, float]], shares: Sequence[float]) -> Iterator[tuple[str, str]]:
+    """Specs with their lines of a table, lowest mean ratio to uniform first: values at these shares, ratio, steps saved."""
     uniform = {seed: curve[1.0] for (spec, seed), curve in runs.items() if spec == "uniform"}
     ratios = {spec: statistics.fmean(runs[spec, s][1.0] / uniform[s] for one, s in runs if one == spec) for spec, _ in runs}
-    names = {spec: name for name, spec in METHODS.items()}
-    lines = [
-        "| method | spec | seeds | 25 % | 50 % | 75 % | 100 % | over uniform's | steps to uniform's last |",
-        "|---" * 9 + "|",
-    ]
     for spec in sorted(ratios, key=lambda one: ratios[one]):
-        seeds = sorted(seed for name, seed in runs if name == spec)
-        found = [runs[spec, seed] for seed in seeds]
-        cells = [" / ".join(f"{curve[share]:.1f}" for curve in found) for share in SHARES]
-        cells.append(" / ".join(f"{curve[1.0] / uniform[seed]:.2f}" for seed, curve in zip(seeds, found, strict=True)))
-        cells.append(" / ".join(reached(curve, uniform[seed]) for seed, curve in zip(seeds, found, strict=True)))
-        lines.append(f"| {names.get(spec, '')} | `{spec}` | {' / '.join(map(str, seeds))} | " + " | ".join(cells) + " |")
-    return lines
+        found = {seed: curve for (one, seed), curve in sorted(runs.items()) if one == spec}
+        cells = [" / ".join(f"{curve[share]:.1f}" for curve in found.values()) for share in shares]
+        cells.append(" / ".join(f"{curve[1.0] / uniform[seed]:.2f}" for seed, curve in found.items()))
+        cells.append(" / ".join(reached(curve, uniform[seed]) for seed, curve in found.items()))
+        yield spec, f"| `{spec}` | {' / '.join(map(str, found))} | " + " | ".join(cells) + " |"
 
 
 def curves(measured: list[dict[str, Any]]) -> dict[tuple[str, int], dict[float, float]]:
@@ -88,14 +88,7 @@ def confirmation_table() -> list[str]:
     measured = rows("cifar10-v1-confirmation.jsonl")
     for process, name in PROCESSES.items():
         runs = curves([row for row in measured if row["process"] == process])
-        uniform = {seed: curve[1.0] for (spec, seed), curve in runs.items() if spec == "uniform"}
-        ends = {one: statistics.fmean(curve[1.0] for (spec, _), curve in runs.items() if spec == one) for one, _ in runs}
-        for spec in sorted(ends, key=lambda one: ends[one]):
-            found = {seed: curve for (one, seed), curve in sorted(runs.items()) if one == spec}
-            cells = [" / ".join(f"{curve[share]:.1f}" for curve in found.values()) for share in SHARES[1:]]
-            cells.append(" / ".join(f"{curve[1.0] / uniform[seed]:.2f}" for seed, curve in found.items()))
-            cells.append(" / ".join(reached(curve, uniform[seed]) for seed, curve in found.items()))
-            lines.append(f"| {name} | `{spec}` | {' / '.join(map(str, found))} | " + " | ".join(cells) + " |")
+        lines += [f"| {name} {line}" for _, line in ranked(runs, SHARES[1:])]
     return lines
 
 
@@ -135,8 +128,6 @@ SPECS = {  # column to the specs that stand for it
     "`lognormal`": ("lognormal",),
     f"`{INDEPENDENT}+none`": (f"{INDEPENDENT}+none",),
 }
-
-
 SHORT = ("`adaptive`", "`adaptive:floor=0.2`", "`minsnr`", "`lognormal`")  # the columns that the README has
 
 
