@@ -63,8 +63,16 @@ def load_preset(name: str, *overrides: str) -> Config:
 
 
 def load_config(path: Path) -> Config:
-    """The configuration in a YAML file."""
-    return _parsed(["--config", str(path)])
+    """The configuration in a YAML file.
+
+    Its text is parsed, not its path: jsonargparse goes to a file's folder while it reads it, and a process has one working
+    directory for all threads. What another one began in that moment with a relative path would end up there.
+    """
+    parser = _plain_parser()
+    try:
+        return to_config(parser, parser.parse_string(path.read_text()))
+    except (ArgumentError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[str] = ()) -> Config:

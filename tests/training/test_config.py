@@ -1,6 +1,7 @@
 """Every setting can be given in a preset, in a file and on the command line, is read back as it was, and is checked."""
 
 import copy
+import os
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass
@@ -461,3 +462,26 @@ def test_samplers_that_differentiate_do_not_go_with_a_scaled_loss(sampler):
     with pytest.raises(ValueError, match="use bf16 or fp32"):
         load_preset("digits", "--precision=fp16", f"--sampler={sampler}")
     load_preset("digits", "--precision=bf16", f"--sampler={sampler}")
+
+
+def test_reading_a_file_never_leaves_the_working_directory(tmp_path, monkeypatch):
+    """Other threads begin runs with relative paths while one looks at a folder: one such run was trained inside another's."""
+    path = tmp_path / "config.yaml"
+    expected = load_preset("digits")
+    path.write_text(as_yaml(expected))
+
+    def gone(where):
+        raise AssertionError(f"went to {where}")
+
+    monkeypatch.setattr(os, "chdir", gone)
+    assert load_config(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("stepz: 3", "stepz"), ("steps: many", "steps"), ("steps: [", "parsing"), ("- 1", ""), ("optimizer: 3", "optimizer")],
+)
+def test_a_bad_file_is_a_value_error(tmp_path, text, said):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=f"config.yaml: .*{said}"):
+        load_config(tmp_path / "config.yaml")
