@@ -11,7 +11,7 @@ from noisewise.spec import parse
 DOCS = Path(__file__).parent
 FILES = ("digits_screen.jsonl", "digits_search.jsonl", "digits_cards.jsonl", "digits_long.jsonl", "digits_continuous.jsonl")
 FILES += ("digits_bells.jsonl", "digits_default.jsonl", "digits_warmup.jsonl", "cifar10-v1-field.jsonl")
-FILES += ("cifar10-v1-confirmation.jsonl",)
+FILES += ("digits_estimators.jsonl", "cifar10-v1-confirmation.jsonl")
 NOTHING = ["Not yet: no file of `benchmarks/results/` has it with a U-Net."]
 MEANT_FOR = {  # weights that were run on the linear schedule with eps-prediction, which is not what they are for
     "sigma_sqrt": "It is meant for flows; on this schedule with ε-prediction it counts little but the least noise.",

@@ -214,7 +214,21 @@ def bells_table() -> list[str]:
 
 def search_table() -> list[str]:
     """The digits, 700 steps: variants of the default, lowest mean first."""
-    ends = {(row["sampler"], row["seed"]): row["distance"] for row in rows("digits_search.jsonl") if row["share"] == 1}
+    return two_seeds(
+        {(row["sampler"], row["seed"]): row["distance"] for row in rows("digits_search.jsonl") if row["share"] == 1}
+    )
+
+
+def estimators_table() -> list[str]:
+    """The digits, 700 steps: the other estimators, and what they are to be compared with."""
+    found = {(spec_now(row), row["seed"]): row["distance"] for row in rows("digits_estimators.jsonl")}
+    known = [row for row in rows("digits_screen.jsonl") if (row["process"], row["share"]) == ("linear", 1)]
+    alone = {(row["sampler"], row["seed"]): row["distance"] for row in known if row["sampler"] in ("uniform", "minsnr:gamma=5")}
+    return two_seeds(found | alone)
+
+
+def two_seeds(ends: dict[tuple[str, int], float]) -> list[str]:
+    """Distances by spec for seeds 0 and 1, lowest mean first."""
     mean = {spec: statistics.fmean(ends[spec, seed] for seed in (0, 1)) for spec, _ in ends}
     lines = ["| spec | seed 0 | seed 1 |", "|---|---|---|"]
     lines += [f"| `{spec}` | {ends[spec, 0]:.2f} | {ends[spec, 1]:.2f} |" for spec in sorted(mean, key=lambda one: mean[one])]
@@ -260,6 +274,7 @@ PAGES: dict[Path, dict[str, Callable[[], list[str]]]] = {
         "warm-up": warmup_table,
         "bells": bells_table,
         "search": search_table,
+        "estimators": estimators_table,
         "variance": variance_table,
     },
     Path(__file__).parent / "adaptive.md": {"unets": unets_table},

@@ -341,7 +341,7 @@ def test_the_tables_of_the_study_are_those_of_the_rows(benchmark, monkeypatch):
     tables = {(page, name): make for page, some in pages.items() for name, make in some.items()}
     assert {name for _, name in tables} == {
         *("CIFAR-10 strata", "CIFAR-10 field", "CIFAR-10 search", "CIFAR-10 confirmation", "CIFAR-10 cost", "levels"),
-        *("warm-up", "bells", "search", "variance", "unets", "quality"),
+        *("warm-up", "bells", "search", "estimators", "variance", "unets", "quality"),
     }
     for (page, name), make in tables.items():
         shown = page.read_text().split(f"<!-- table: {name} -->")[1].split("<!-- end -->")[0].strip().splitlines()
