@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from noisewise.spec import Term, parse
+from noisewise.spec import Term, _unbracketed, parse
 
 TARGETED, STRATIFIED, FLOORED = "2026-11-16T09:26:59", "2026-11-16T12:10:00", "2026-11-16T14:50:00"
 """Since when (UTC) `adaptive` alone trains Min-SNR's objective, draws in strata, and has a floor of 0.35, no longer 0.2."""
@@ -57,11 +57,9 @@ def options_now(term: Term, session: str) -> dict[str, str]:
 
 def inner_now(value: str, session: str) -> str:
     """An option's value; that of one that is a sampler, in brackets or not, as it is to be written today."""
-    bare = value.removeprefix("(").removesuffix(")")
-    terms = parse(bare)
-    if not any(term.name == "adaptive" for term in terms):
+    if "adaptive" not in value:
         return value
-    now = "+".join(text_of(Term(term.name, options_now(term, session))) for term in terms)
+    now = "+".join(text_of(Term(term.name, options_now(term, session))) for term in parse(_unbracketed(value)))
     return f"({now})" if set(now) & set(":,+") else now
 
 

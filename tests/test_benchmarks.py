@@ -211,6 +211,8 @@ def test_old_rows_are_named_as_their_specs_are_written_now(benchmark):
         ),
         (new, "adaptive:estimator=loss", "adaptive"),
         (new, "adaptive", "adaptive"),
+        (new, "mix:of=(lognormal),correction=clipped(5)", "mix:of=(lognormal),correction=clipped(5)"),
+        (new, "adaptive:correction=clipped(5)", "adaptive:correction=clipped(5)"),
         (new, "switch:first=uniform,then=adaptive,at=600", "switch:first=uniform,then=adaptive,at=600"),
     ]:
         assert spec_now({"session": session, "sampler": spec}) == expected
