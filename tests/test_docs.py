@@ -326,12 +326,8 @@ def test_the_adaptive_page_says_only_what_the_unets_show() -> None:
 
 def pairs(mine: Sequence[str], others: Sequence[str]) -> list[tuple[float, float]]:
     """Ratios of the same run in two columns of a table, where both were run."""
-    cells = [
-        (a, b)
-        for one, other in zip(mine, others, strict=True)
-        for a, b in zip(one.split(" / "), other.split(" / "), strict=False)
-    ]
-    return [(float(a), float(b)) for a, b in cells if a not in ("", "–") and b not in ("", "–")]
+    rows = [(one.split(" / "), other.split(" / ")) for one, other in zip(mine, others, strict=True) if one and other]
+    return [(float(a), float(b)) for row in rows for a, b in zip(*row, strict=True) if "–" not in (a, b)]
 
 
 def test_the_floors_on_the_adaptive_page_are_those_of_the_search() -> None:

@@ -130,9 +130,11 @@ def _unlearned(comparison: Comparison) -> list[str]:
     """A sentence for each sampler that learns, if its draws were still uniform at the end of some of its runs."""
     still: dict[tuple[str, str], list[int]] = {}
     for one in comparison.outcomes:
-        rows = [row for row in one.metrics() if "density_by_level" in row]
-        if rows and one.status == "finished" and max(rows[-1]["density_by_level"]) - min(rows[-1]["density_by_level"]) < FLAT:
-            still.setdefault((one.sampler, one.process), []).append(rows[-1]["step"])
+        drawn = [(row["step"], row["density_by_level"]) for row in one.metrics() if "density_by_level" in row]
+        if one.status == "finished" and drawn:
+            step, density = drawn[-1]
+            if max(density) - min(density) < FLAT:
+                still.setdefault((one.sampler, one.process), []).append(step)
     return [
         f"{sampler}{_on(comparison, process)}: had not begun to learn, its draws were still uniform after {max(steps):,} "
         "steps; a longer budget, or a shorter warmup, would show what learning does"

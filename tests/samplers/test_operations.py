@@ -8,20 +8,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from noisewise import DDPM, Objective, build
 
-FREE = (
-    "view",
-    "detach",
-    "slice",
-    "select",
-    "expand",
-    "squeeze",
-    "alias",
-    "as_strided",
-    "unbind",
-    "empty",
-    "lift_fresh",
-    "scalar_tensor",
-)
+FREE = {  # another look at the same memory, or memory not yet written to
+    *("view", "_unsafe_view", "detach", "slice", "select", "expand", "squeeze", "unsqueeze", "alias", "as_strided", "unbind"),
+    *("empty", "empty_like", "new_empty", "lift_fresh", "scalar_tensor"),
+}
 
 
 class Count(TorchDispatchMode):
@@ -32,8 +22,8 @@ class Count(TorchDispatchMode):
         self.operations = Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = str(function)
-        if not any(word in name for word in FREE):
+        name = function.overloadpacket.__name__
+        if name not in FREE:
             self.operations[name] += 1
         return function(*args, **(kwargs or {}))
 
