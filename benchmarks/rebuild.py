@@ -35,17 +35,23 @@ def main() -> None:
     args = parser.parse_args()
     if args.out.exists():
         raise ValueError(f"--out {args.out} exists: give a new folder")
-    runs = best_sessions([row for path in args.rows for row in read_rows(path)])
+    count = rebuild([row for path in args.rows for row in read_rows(path)], args.out, args.baseline, args.cost)
+    print(f"{count} runs in {args.out}")
+
+
+def rebuild(rows: list[dict[str, Any]], out: Path, baseline: str = "uniform", cost: Path | None = None) -> int:
+    """Write the folders; returns how many runs there are."""
+    runs = best_sessions(rows)
     if not runs:
         raise ValueError("the files have no rows")
-    if args.cost is not None:
-        cost = Cost(read_rows(args.cost))
-        runs = [[timed(row, cost.step_seconds(spec_now(row))) for row in run] for run in runs]
-    names = [write_run(args.out / "runs", run) for run in runs]
+    if cost is not None:
+        known = Cost(read_rows(cost))
+        runs = [[timed(row, known.step_seconds(spec_now(row))) for row in run] for run in runs]
+    names = [write_run(out / "runs", run) for run in runs]
     some = next(row for run in runs for row in run)
     shares = sorted({row["share"] for run in runs for row in run if "share" in row} | {1.0})
-    Plan(some["name"], args.baseline, f"{some['steps']}it", tuple(shares), some["images"], tuple(names)).write(args.out)
-    print(f"{len(names)} runs in {args.out}")
+    Plan(some["name"], baseline, f"{some['steps']}it", tuple(shares), some["images"], tuple(names)).write(out)
+    return len(names)
 
 
 def best_sessions(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pages import BENCHMARKS, RESULTS, fill_in, rows, spec_now  # makes the benchmarks known as modules
+from pages import BENCHMARKS, DOCS, RESULTS, fill_in, rows, spec_now  # makes the benchmarks known as modules
 
 from noisewise.study.reach import Point, first_reached
 
@@ -92,6 +92,22 @@ def confirmation_table() -> list[str]:
     return lines
 
 
+def headline_table() -> list[str]:
+    """The same at the end of the budget, a line for each process: all seeds in a cell, a dash for one that was not run."""
+    specs = ("uniform", "lognormal", "minsnr:gamma=5", "adaptive")
+    shown = " | ".join(f"`{spec}`" for spec in specs)
+    lines = [f"| process | {shown} | `adaptive` over `uniform` | its steps to `uniform`'s last FID |", "|---" * 7 + "|"]
+    for process, name in PROCESSES.items():
+        runs = curves([row for row in rows("cifar10-v1-confirmation.jsonl") if row["process"] == process])
+        seeds = sorted(seed for spec, seed in runs if spec == "uniform")
+        last = {run: curve[1.0] for run, curve in runs.items()}
+        cells = [" / ".join(f"{last[spec, s]:.1f}" if (spec, s) in last else "–" for s in seeds) for spec in specs]
+        cells.append(" / ".join(f"{last['adaptive', seed] / last['uniform', seed]:.2f}" for seed in seeds))
+        cells.append(" / ".join(reached(runs["adaptive", seed], last["uniform", seed]) for seed in seeds))
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def cost_table() -> list[str]:
     """What a step with each method takes over uniform's."""
     lines = ["| method | spec | steps a second | over uniform's | lowest to highest |", "|---|---|---|---|---|"]
@@ -113,7 +129,7 @@ UNETS = {  # row to files, process and steps
     "digits, quadratic": (("digits_screen.jsonl", "digits_default.jsonl"), "quadratic", 700),
     "digits, EDM": (CONTINUOUS, "edm", 700),
     "digits, flow": (CONTINUOUS, "flow", 700),
-    "CIFAR-10, linear": (("cifar10-v1-field.jsonl",), "linear", 10000),
+    "CIFAR-10, linear": (("cifar10-v1-field.jsonl", *CONFIRMED), "linear", 10000),
     "CIFAR-10, cosine": (CONFIRMED, "cosine", 10000),
     "CIFAR-10, quadratic": (CONFIRMED, "quadratic", 10000),
     "CIFAR-10, EDM": (CONFIRMED, "edm", 10000),
@@ -128,14 +144,13 @@ SPECS = {  # column to the specs that stand for it
     "`lognormal`": ("lognormal",),
     f"`{INDEPENDENT}+none`": (f"{INDEPENDENT}+none",),
 }
-SHORT = ("`adaptive`", "`adaptive:floor=0.2`", "`minsnr`", "`lognormal`")  # the columns that the README has
 
 
-def unets_table(columns: Sequence[str] = tuple(SPECS)) -> list[str]:
+def unets_table() -> list[str]:
     """The distance over uniform's with the same seed at the end of the budget, for U-Nets."""
-    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines = ["| | " + " | ".join(SPECS) + " |", "|---" * (len(SPECS) + 1) + "|"]
     for name, where in UNETS.items():
-        lines.append(f"| {name} | " + " | ".join(over_uniform(*where, SPECS[column]) for column in columns) + " |")
+        lines.append(f"| {name} | " + " | ".join(over_uniform(*where, specs) for specs in SPECS.values()) + " |")
     return lines
 
 
@@ -277,8 +292,9 @@ PAGES: dict[Path, dict[str, Callable[[], list[str]]]] = {
         "estimators": estimators_table,
         "variance": variance_table,
     },
-    Path(__file__).parent / "adaptive.md": {"unets": unets_table},
-    Path(__file__).parents[1] / "README.md": {"quality": lambda: unets_table(SHORT)},
+    DOCS / "adaptive.md": {"unets": unets_table},
+    DOCS / "results.md": {"quality": headline_table},
+    DOCS.parent / "README.md": {"quality": headline_table},
 }
 
 if __name__ == "__main__":

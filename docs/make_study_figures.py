@@ -14,7 +14,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from PIL import Image
+from pages import DOCS, RESULTS, smaller
 
 from noisewise.study.analysis import ANALYSES
 from noisewise.study.report.charts import loss_charts, quality_charts
@@ -23,24 +23,10 @@ from noisewise.study.report.heat import heat_map, scale_texts
 from noisewise.study.report.pictures import pictures_of, read_pixels
 from noisewise.study.report.subject import Subject, read_subject
 
-DOCS = Path(__file__).parent
-RESULTS = DOCS.parent / "benchmarks" / "results"
 DEMO, ANALYSES_OF = Path("out/demo"), Path("out/analysis")
 WIDTH = 1000  # pixels of a picture of an analysis
 LARGE = 30_000  # bytes: a table above is written with fewer digits
 COMPUTED = ("increments",)  # has no chance in it: the tests compute it again
-
-
-def smaller(source: Path, name: str, width: int, colours: int) -> None:
-    """The picture with at most so many pixels across, and colours unless 0."""
-    with Image.open(source) as image:
-        picture = image.convert("RGB")
-    if picture.width > width:
-        picture = picture.resize((width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS)
-    path = DOCS / "img" / f"{name}.png"
-    picture = picture.quantize(colours, kmeans=4, dither=Image.Dither.NONE) if colours else picture
-    picture.save(path, optimize=True)
-    print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")
 
 
 def take_analyses(folder: Path) -> None:
