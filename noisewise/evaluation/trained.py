@@ -12,7 +12,6 @@ from noisewise.evaluation.guidance import denoiser
 from noisewise.evaluation.replay import Replay
 from noisewise.evaluation.solvers import Denoise
 from noisewise.objective import Objective
-from noisewise.spec import build_process
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
 from noisewise.training.fast.fuse import fuse, unfuse
@@ -96,7 +95,7 @@ def load_trained(
         checkpoint.digest_of(found.path, "ema" if weights == "ema" else "model"),
         model,
         Replay(with_labels(model), model),
-        Objective(build_process(config.process), config.prediction, config.loss),
+        config.objective(),
         shape,
         classes,
         bool(about["image"]),

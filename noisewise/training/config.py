@@ -138,6 +138,8 @@ class Config:
         process: linear, cosine, quadratic, vp, ve, edm or flow, with settings as in "linear:steps=4000".
         prediction: what the model predicts: eps, x0, v, flow or edm.
         loss: mse, l1 or huber.
+        huber_delta: where Huber turns from quadratic to linear.
+        sigma_data: the standard deviation of the data, for the edm prediction.
         sampler: how timesteps are drawn and losses weighted, as in "lognormal+minsnr".
         steps: optimizer steps.
         seconds: end after so much time in training steps, if that comes first; null for no limit.
@@ -164,6 +166,8 @@ class Config:
     process: str = "linear"
     prediction: Prediction = "eps"
     loss: LossKind = "mse"
+    huber_delta: float = 1.0
+    sigma_data: float = 0.5
     sampler: str = "adaptive"
     steps: int = 100_000
     seconds: float | None = None
@@ -189,6 +193,8 @@ class Config:
             "batch": self.batch,
             "accumulation": self.accumulation,
             "max_bad_steps": self.max_bad_steps,
+            "huber_delta": self.huber_delta,
+            "sigma_data": self.sigma_data,
             "checkpoint.every": self.checkpoint.every,
             "checkpoint.keep": self.checkpoint.keep,
             "log.every": self.log.every,
@@ -227,11 +233,18 @@ class Config:
             raise ValueError(
                 "precision=fp16 scales the loss, which samplers that differentiate do not; use bf16 or fp32 with them"
             )
-        process = build_process(self.process)
-        build(self.sampler, process, objective=Objective(process, self.prediction, self.loss))
+        objective = self.objective()
+        build(self.sampler, objective.process, objective=objective)
+
+    def objective(self) -> Objective:
+        """What is trained: the process, what the model predicts, and the loss."""
+        return Objective(build_process(self.process), self.prediction, self.loss, self.huber_delta, self.sigma_data)
 
 
-PINNED = ("seed", "process", "prediction", "loss", "sampler", "batch", "data", "model", "optimizer", "ema")
+PINNED = (
+    *("seed", "process", "prediction", "loss", "huber_delta", "sigma_data", "sampler", "batch"),
+    *("data", "model", "optimizer", "ema"),
+)
 """Settings that a run keeps for life; the others may change when it is resumed."""
 
 FREE_WITHIN = {"data": ("path", "resident", "workers", "shape", "classes"), "optimizer": ("lr", "clip")}

@@ -8,7 +8,6 @@ from torch import nn
 
 from noisewise.objective import Objective
 from noisewise.samplers.random import stream_key
-from noisewise.spec import build_process
 from noisewise.training.config import Config
 from noisewise.training.data import Source, Synthetic, open_data
 from noisewise.training.data.latents import Latents
@@ -41,10 +40,9 @@ def build_parts(config: Config, *, synthetic: bool = False) -> Parts:
     classes = source.classes if config.model.conditional else 0
     if config.model.conditional and not source.classes:
         raise ValueError(f"model.conditional=true, but the data ({source.name}) have no labels")
-    objective = Objective(build_process(config.process), config.prediction, config.loss)
     torch.manual_seed(stream_key(config.seed, INIT) >> 1)
     model = build_model(config.model.name, config.model.options, shape=source.shape, classes=classes)
-    return Parts(objective, source, model, classes)
+    return Parts(config.objective(), source, model, classes)
 
 
 def open_source(config: Config, split: str = "train") -> Source:

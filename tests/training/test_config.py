@@ -34,6 +34,8 @@ OTHER = {  # for each setting, a value that it has neither by default nor in the
     "process": "cosine:steps=50",
     "prediction": "v",
     "loss": "l1",
+    "huber_delta": 0.25,
+    "sigma_data": 0.75,
     "sampler": "lognormal+minsnr:gamma=3",
     "steps": 11,
     "seconds": 1.5,
@@ -334,6 +336,8 @@ IMPOSSIBLE = {
     "batch": 0,
     "accumulation": 0,
     "max_bad_steps": 0,
+    "huber_delta": 0.0,
+    "sigma_data": -0.5,
     "checkpoint.every": 0,
     "checkpoint.keep": 0,
     "log.every": -1,
@@ -370,7 +374,9 @@ def test_impossible_values_are_refused_by_name(name):
         load_preset("digits", f"--{name}={IMPOSSIBLE[name]}")
 
 
-@pytest.mark.parametrize("name", ["seconds", "optimizer.lr", "optimizer.clip", "model.label_dropout", "ema.decay"])
+@pytest.mark.parametrize(
+    "name", ["seconds", "sigma_data", "huber_delta", "optimizer.lr", "optimizer.clip", "model.label_dropout", "ema.decay"]
+)
 def test_what_is_not_a_number_is_refused(name):
     with pytest.raises(ValueError, match=name):
         with_value(name, float("nan")).check()
@@ -406,6 +412,13 @@ def test_settings_that_do_not_go_together_are_refused():
         load_preset("digits", "--accumulation=5")
     with pytest.raises(ValueError, match=r"optimizer\.name=adamw"):
         load_preset("digits", "--optimizer.weight_decay=0.1")
+
+
+def test_the_objective_has_all_its_settings():
+    config = Config(process="edm", prediction="edm", loss="huber", huber_delta=0.25, sigma_data=0.75)
+    found = config.objective()
+    assert (found.prediction, found.loss, found.huber_delta, found.sigma_data) == ("edm", "huber", 0.25, 0.75)
+    assert type(found.process).__name__ == "EDM"
 
 
 def test_the_defaults_are_possible():
