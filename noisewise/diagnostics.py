@@ -3,6 +3,7 @@
 Memory is O(bins) however long training runs; everything is gathered over ranks, so all of them hold the same numbers.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,31 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.device.type == "mps" else tensor.double()
 
 
+class KeepsPrecision(nn.Module):
+    """A module that moves between devices, and whose numbers `.half()` and `.to(bfloat16)` leave as they are.
+
+    Masses, edges and running means of noise levels need float32: in bfloat16 hundreds of a thousand timesteps become one.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "KeepsPrecision":
+        def moved(tensor: Tensor) -> Tensor:
+            result = fn(tensor)
+            return result if result.dtype == tensor.dtype else tensor.to(result.device)
+
+        super()._apply(moved, recurse)
+        return self
+
+
 def even_edges(bins: int) -> Tensor:
     """bins + 1 numbers from 0 to 1, evenly spaced."""
     if bins < 1:
         raise ValueError(f"bins must be >= 1, got {bins}")
     return torch.arange(bins + 1, dtype=torch.float64).div(bins).float()
+
+
+def middles(n: int, device: torch.device | str = "cpu") -> Tensor:
+    """The middles of n equal intervals of [0, 1]."""
+    return (torch.arange(n, device=device, dtype=torch.float32) + 0.5) / n
 
 
 class Skipped(nn.Module):
@@ -52,7 +73,7 @@ class Skipped(nn.Module):
             )
 
 
-class RunningLoss(nn.Module):
+class RunningLoss(KeepsPrecision):
     """Mean and second moment of the loss in intervals of u.
 
     Args:
@@ -69,7 +90,7 @@ class RunningLoss(nn.Module):
         self.decay = decay
         bins = len(edges) - 1
         self.register_buffer("edges", edges.float().clone())
-        self.register_buffer("sums", torch.zeros(3, bins))  # decayed: count, loss, loss^2
+        self.register_buffer("sums", torch.zeros(3, bins, dtype=torch.float32))  # decayed: count, loss, loss^2
         self.register_buffer("bins", torch.arange(bins), persistent=False)
         self.edges: Tensor
         self.sums: Tensor
@@ -108,7 +129,7 @@ class RunningLoss(nn.Module):
         return torch.where(self.seen, self.sums[row] / self.sums[0].clamp(min=1e-30), everywhere)
 
 
-class Monitor(nn.Module):
+class Monitor(KeepsPrecision):
     """Watches a training run at any sampler: call `update(draw, losses)` once a step and `snapshot(sampler)` now and then.
 
     Args:
@@ -124,9 +145,9 @@ class Monitor(nn.Module):
         self.skipped = Skipped()
         self.snapshots = snapshots
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
-        self.register_buffer("weights", torch.zeros(2))  # running means of w and w^2
+        self.register_buffer("weights", torch.zeros(2, dtype=torch.float32))  # running means of w and w^2
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("densities", torch.zeros(snapshots, bins))
+        self.register_buffer("densities", torch.zeros(snapshots, bins, dtype=torch.float32))
         self.register_buffer("steps", torch.full((snapshots,), -1, dtype=torch.int64))
         self.counts: Tensor
         self.weights: Tensor
@@ -198,7 +219,7 @@ class Monitor(nn.Module):
 def mean_density(sampler: Any, bins: int, x0: Tensor | None = None, per_bin: int = 8) -> Tensor:
     """The sampler's density in equal intervals of u, averaged within each (and over `x0`, if given)."""
     n = bins * per_bin
-    u = (torch.arange(n, device=sampler.device) + 0.5) / n
+    u = middles(n, sampler.device)
     result: Tensor = sampler.marginal(u, x0).view(bins, per_bin).mean(1)
     return result
 
@@ -208,7 +229,7 @@ def mean_objective(sampler: Any, weighting: Any, objective: Any, bins: int, per_
     counts there (importance weight and loss weight), over the mean of that. What a weight does thus shows as a density would.
     """
     n = bins * per_bin
-    u = (torch.arange(n, device=sampler.device) + 0.5) / n
+    u = middles(n, sampler.device)
     density = sampler.marginal(u)
     share = density * sampler._weight(u, density) * weighting.weights(objective, u)
     result: Tensor = share.view(bins, per_bin).mean(1)

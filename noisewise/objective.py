@@ -128,35 +128,36 @@ class Objective:
             return x0
         if self.prediction == "flow":
             return noise - x0
-        alpha, sigma = (over_samples(s, x0) for s in self.process.scales(u))
+        alpha, sigma = self.process.scales(u)  # coefficients in their precision: a square overflows float16 soon
         if self.prediction == "v":
-            return (alpha * noise - sigma * x0) / torch.sqrt(alpha**2 + sigma**2)
+            scale = torch.sqrt(alpha**2 + sigma**2)
+            return over_samples(alpha / scale, x0) * noise - over_samples(sigma / scale, x0) * x0
         # (x0 - c_skip x_u / alpha) / c_out, multiplied out: no cancellation at little noise, no division by alpha
         d = self.sigma_data
-        return (sigma * x0 - d**2 * alpha * noise) / (d * torch.sqrt(sigma**2 + d**2 * alpha**2))
+        scale = torch.sqrt(sigma**2 + d**2 * alpha**2)
+        return over_samples(sigma / (d * scale), x0) * x0 - over_samples(d * alpha / scale, x0) * noise
 
     def model_input(self, x_u: Tensor, u: Tensor) -> Tensor:
         """What the network sees: x_u itself, or its unit-variance version for "edm"."""
         if self.prediction != "edm":
             return x_u
-        alpha, sigma = (over_samples(s, x_u) for s in self.process.scales(u))
-        return x_u / torch.sqrt(sigma**2 + (self.sigma_data * alpha) ** 2)
+        alpha, sigma = self.process.scales(u)
+        return x_u * over_samples(1 / torch.sqrt(sigma**2 + (self.sigma_data * alpha) ** 2), x_u)
 
     def denoised(self, output: Tensor, x_u: Tensor, u: Tensor) -> Tensor:
         """The estimate of x0 that the model's output implies."""
-        alpha, sigma = (over_samples(s, x_u) for s in self.process.scales(u))
         if self.prediction == "x0":
             return output
-        if self.prediction == "eps":
-            return (x_u - sigma * output) / alpha
-        if self.prediction == "flow":
-            return (x_u - sigma * output) / (alpha + sigma)
-        if self.prediction == "v":
-            scale = torch.sqrt(alpha**2 + sigma**2)
-            return (alpha * x_u / scale - sigma * output) / scale
-        d = self.sigma_data
+        alpha, sigma = self.process.scales(u)
+        if self.prediction in ("eps", "flow"):
+            whole = alpha if self.prediction == "eps" else alpha + sigma
+            return (x_u - over_samples(sigma, x_u) * output) / over_samples(whole, x_u)
+        d = 1.0 if self.prediction == "v" else self.sigma_data
         both = sigma**2 + d**2 * alpha**2
-        return d**2 * alpha * x_u / both + d * sigma / torch.sqrt(both) * output
+        skip, out = d**2 * alpha / both, d * sigma / torch.sqrt(both)
+        if self.prediction == "v":
+            out = -out
+        return over_samples(skip, x_u) * x_u + over_samples(out, x_u) * output
 
     def per_prediction(self, eps_weight: Tensor, u: Tensor) -> Tensor:
         """A weight of the eps-loss turned into the weight of this objective's loss that keeps the total the same.

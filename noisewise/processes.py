@@ -154,11 +154,9 @@ class DDPM(Discrete):
 
     Args:
         betas: noise variances beta_t, T of them, each in (0, 1]; a last beta of 1 means zero terminal SNR.
-        name: the schedule's name, for those with settings of their own.
     """
 
-    def __init__(self, betas: Tensor, name: str = "") -> None:
-        self.name = name
+    def __init__(self, betas: Tensor) -> None:
         betas = torch.as_tensor(betas).detach().double().cpu()
         if betas.ndim != 1 or len(betas) == 0:
             raise ValueError(f"betas must be a vector of at least one value, got shape {tuple(betas.shape)}")
@@ -176,19 +174,19 @@ class DDPM(Discrete):
     @classmethod
     def linear(cls, steps: int = 1000, beta_start: float = 1e-4, beta_end: float = 0.02) -> "DDPM":
         """Ho et al. 2020: betas evenly spaced."""
-        return cls(torch.linspace(beta_start, beta_end, _at_least_one(steps), dtype=torch.float64), "linear")
+        return cls(torch.linspace(beta_start, beta_end, _at_least_one(steps), dtype=torch.float64))
 
     @classmethod
     def quadratic(cls, steps: int = 1000, beta_start: float = 1e-4, beta_end: float = 0.02) -> "DDPM":
         """Square roots of the betas evenly spaced (diffusers' "scaled_linear")."""
-        return cls(torch.linspace(beta_start**0.5, beta_end**0.5, _at_least_one(steps), dtype=torch.float64) ** 2, "quadratic")
+        return cls(torch.linspace(beta_start**0.5, beta_end**0.5, _at_least_one(steps), dtype=torch.float64) ** 2)
 
     @classmethod
     def cosine(cls, steps: int = 1000, offset: float = 0.008, max_beta: float = 0.999) -> "DDPM":
         """Nichol & Dhariwal 2021, Eq. 17."""
         t = torch.arange(_at_least_one(steps) + 1, dtype=torch.float64) / steps
         bar = torch.cos((t + offset) / (1 + offset) * math.pi / 2) ** 2
-        return cls((1 - bar[1:] / bar[:-1]).clamp(max=max_beta), "cosine")
+        return cls((1 - bar[1:] / bar[:-1]).clamp(max=max_beta))
 
     @classmethod
     def from_alphas_cumprod(cls, alphas_cumprod: Tensor) -> "DDPM":

@@ -16,6 +16,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, get_args
 
 from noisewise.objective import Objective
@@ -168,7 +169,7 @@ def _split(text: str, separator: str, spec: str) -> list[str]:
 
 def _in_number(text: str, i: int) -> bool:
     """Whether the + at i belongs to a number such as 1e+3."""
-    return text[i] == "+" and re.search(r"=[\d.]*\d[\d.]*[eE]$", text[:i]) is not None and text[i + 1 : i + 2].isdigit()
+    return text[i] == "+" and re.search(r"=-?[\d.]*\d[\d.]*[eE]$", text[:i]) is not None and text[i + 1 : i + 2].isdigit()
 
 
 NOT_AS_TEXT = ("objective", "values", "weighting")
@@ -196,12 +197,14 @@ def _value(key: str, text: str, kinds: tuple[Any, ...]) -> Any:
     if str in kinds:
         return text
     words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
+    known = {word: value for word, value in words.items() if (bool if value is not None else NoneType) in kinds}
+    if text.lower() in known:
+        return known[text.lower()]
     try:
         number = _number(text)
     except ValueError:
-        raise SpecError(f"{key}={text}: expected a number, true, false or none") from None
+        expected = " or ".join([*(["a number"] if {int, float} & set(kinds) else []), *known])
+        raise SpecError(f"{key}={text}: expected {expected}") from None
     if int not in kinds or float in kinds:
         return number
     if number % 1 != 0:  # true of inf and nan as well

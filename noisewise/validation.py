@@ -23,7 +23,7 @@ from noisewise.batches import Where, data_of, moved, shares
 from noisewise.feedback import preserved_random_state
 from noisewise.noise import normals
 from noisewise.objective import Objective
-from noisewise.samplers.random import stream_key
+from noisewise.samplers.random import checked_seed, stream_key
 from noisewise.weighting import Weighting
 
 NOISE_SEED = 0x6C6F7373  # "loss": apart from the noise of generated images
@@ -132,6 +132,7 @@ def validate(
         raise ValueError(f"levels must be >= 1, got {levels}")
     if per_sample is not None and not 1 <= per_sample <= levels:
         raise ValueError(f"per_sample must lie between 1 and levels={levels}, got {per_sample}")
+    seed = checked_seed(seed)
     losses_at, place = model_or_losses, device
     if isinstance(model_or_losses, nn.Module):
         losses_at = _calling(model_or_losses, objective)

@@ -166,12 +166,21 @@ class Debiased(OfLogSNR):
         super().__init__(debiased)
 
 
-class EDMWeight(OfLogSNR):
-    """EDM's weight (Karras et al. 2022): 1 on what a network with the "edm" prediction returns."""
+class EDMWeight(Weighting):
+    """EDM's weight (Karras et al. 2022): 1 on what a network with the "edm" prediction returns.
 
-    def __init__(self, sigma_data: float = 0.5) -> None:
-        _check_positive("sigma_data", sigma_data)
-        super().__init__(partial(edm, sigma_data=sigma_data))
+    Args:
+        sigma_data: the standard deviation of the data; by default the objective's.
+    """
+
+    def __init__(self, sigma_data: float | None = None) -> None:
+        super().__init__()
+        if sigma_data is not None:
+            _check_positive("sigma_data", sigma_data)
+        self.sigma_data = sigma_data
+
+    def forward(self, objective: Objective, u: Tensor) -> Tensor:
+        return edm(objective.process.log_snr(u), objective.sigma_data if self.sigma_data is None else self.sigma_data)
 
 
 class SigmaSqrt(OfLogSNR):

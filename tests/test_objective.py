@@ -9,7 +9,7 @@ import torch
 from diffusers import DDPMScheduler
 
 from noisewise.objective import LOSS_KINDS, PREDICTIONS, Objective, eps_error_per_prediction_error
-from noisewise.processes import DDPM, EDM, PROCESSES, Flow
+from noisewise.processes import DDPM, EDM, PROCESSES, VE, Flow
 from noisewise.weighting import WEIGHTINGS
 
 SHAPES = {"vectors": (8, 5), "sequences": (8, 7, 3), "images": (8, 3, 4, 4), "scalars": (8,)}
@@ -260,3 +260,19 @@ def test_unknown_settings(options, message):
 def test_integer_images_are_refused():
     with pytest.raises(TypeError, match="scale images"):
         Objective(DDPM.linear()).losses(lambda x, t: x, torch.zeros(4, 2, dtype=torch.uint8), torch.rand(4))
+
+
+@pytest.mark.parametrize(("process", "prediction"), [(EDM(0.7, 1.6), "edm"), (VE(sigma_max=378.0), "v")])
+def test_much_noise_does_not_overflow_in_float16(process, prediction):
+    objective, u = Objective(process, prediction, sigma_data=1.0), torch.tensor([0.5, 0.9999], dtype=torch.float32)
+    torch.manual_seed(0)
+    x0, noise = torch.randn(2, 2, 500)
+    assert process.scales(u)[1].max() > 256, "whose square float16 does not hold"
+    x_u = process.add_noise(x0, noise, u)
+    output = objective.target(x0, noise, u)
+    for found, expected in [
+        (objective.target(x0.half(), noise.half(), u), output),
+        (objective.model_input(x_u.half(), u), objective.model_input(x_u, u)),
+        (objective.denoised(output.half(), x_u.half(), u), x0),
+    ]:
+        torch.testing.assert_close(found.float()[:, :20], expected[:, :20], atol=0.4 if expected is x0 else 4e-3, rtol=4e-3)

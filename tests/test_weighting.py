@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from noisewise.objective import LOSS_KINDS, PREDICTIONS, Objective
 from noisewise.processes import DDPM, EDM, PROCESSES, VP, Flow
 from noisewise.samplers import EDMLogNormal, Laplace
+from noisewise.spec import build
 from noisewise.weighting import (
     P2,
     VLB,
@@ -117,8 +118,9 @@ def test_edm_weight(sigma_data):
     expected = (sigma**2 + sigma_data**2) / (sigma * sigma_data) ** 2
     weighting = EDMWeight(sigma_data)
     torch.testing.assert_close(weighting.weights(Objective(process, "x0"), u), expected)
-    ones = weighting.weights(Objective(process, "edm", sigma_data=sigma_data), u)
-    torch.testing.assert_close(ones, torch.ones_like(u), rtol=1e-12, atol=0)
+    objective = Objective(process, "edm", sigma_data=sigma_data)
+    for one in (weighting, EDMWeight(), build("edm_weight", objective).weighting):  # which take it from the objective
+        torch.testing.assert_close(one.weights(objective, u), torch.ones_like(u), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize(("weighting", "scheme"), [(SigmaSqrt, "sigma_sqrt"), (CosMapWeight, "cosmap")])

@@ -20,15 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
+from noisewise.diagnostics import KeepsPrecision, middles
 from noisewise.processes import Process
 from noisewise.samplers.correction import Correction, effective_sample_size
-from noisewise.samplers.random import bits, stream_key, uniform_of, uniforms
+from noisewise.samplers.random import bits, checked_seed, stream_key, uniform_of, uniforms
 
 LossAt = Callable[[Any, Tensor], Tensor]
 """(rows, u) -> (N,) losses of the batch's rows at those u, not weighted by draw.weight."""
 
 DRAWS = ("independent", "stratified", "antithetic")
-GRID = 4096
+GRID = 4096  # at least so many points for means over u
 FORGOTTEN = 1000  # batches without a step after which `observe` was probably forgotten: nobody accumulates so many
 
 
@@ -56,6 +57,8 @@ class Draw:
     @staticmethod
     def cat(draws: Sequence["Draw"]) -> "Draw":
         """The draws of several micro-batches as one."""
+        if not all(isinstance(draw, Draw) for draw in draws):
+            raise TypeError("observe() takes what sample() returned, a Draw or a list of them, not its tensors")
         if not draws:
             raise ValueError("no draws were handed over; pass the ones sample() returned")
         if len(draws) == 1:
@@ -65,7 +68,20 @@ class Draw:
         return Draw(**joined, x0=torch.cat(x0) if len(x0) == len(draws) else None, rows=draws[-1].rows)
 
 
-class Sampler(nn.Module):
+def check_process(process: Process) -> Process:
+    """The process itself, if it is one."""
+    if isinstance(process, Process):
+        return process
+    raise TypeError(f"the first argument must be a Process, such as DDPM.linear(), got {repr(process)[:80]}")
+
+
+def fine_grid(process: Process, device: torch.device | str) -> Tensor:
+    """Points to take means over u at: evenly spaced, and as many in each timestep as in any other."""
+    steps = process.steps or 1
+    return middles(steps * -(-GRID // steps), device)
+
+
+class Sampler(KeepsPrecision):
     """A timestep sampler: `density` and `quantile` define it, `feedback` lets it learn.
 
     Args:
@@ -84,8 +100,7 @@ class Sampler(nn.Module):
         self, process: Process, *, correction: str | Correction = "none", draws: str = "independent", seed: int = 0
     ) -> None:
         super().__init__()
-        if not isinstance(process, Process):
-            raise TypeError(f"the first argument must be a Process, such as DDPM.linear(), got {type(process).__name__}")
+        check_process(process)
         if draws not in DRAWS:
             raise ValueError(f"unknown draws {draws!r}: choose one of {', '.join(DRAWS)}")
         self.process = process
@@ -93,11 +108,11 @@ class Sampler(nn.Module):
         if self.correction.kind == "target" and not self.has_target:
             raise ValueError(f"{type(self).__name__} has no target: correction=target is for samplers that learn, as adaptive")
         self.draws = draws
-        self.seed = seed
+        self.seed = checked_seed(seed)
         self.step = 0  # optimizer steps observed
         self.micro = 0  # batches drawn since the last observed step
         self._mean_weight: Tensor | None = None
-        self.register_buffer("_anchor", torch.empty(0), persistent=False)  # knows the device
+        self.register_buffer("_anchor", torch.empty(0, dtype=torch.float32), persistent=False)  # knows the device
 
     # What a method defines ------------------------------------------------------------------------------------------
 
@@ -194,8 +209,7 @@ class Sampler(nn.Module):
         return self.get_buffer("_anchor").device
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Sampler":
-        """Moves between devices but keeps the precision of the state: `.half()` and `.to(bfloat16)` must not blur it."""
-        super()._apply(lambda tensor: fn(tensor).to(tensor.dtype), recurse)
+        super()._apply(fn, recurse)
         self._mean_weight = None
         return self
 
@@ -204,9 +218,11 @@ class Sampler(nn.Module):
 
     def _uniforms(self, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
         rank, world = distributed.rank(), distributed.world_size()
-        paired = self.draws != "independent" and n > 1
+        alone = n == 1 and (self.draws != "stratified" or world == 1)  # no other sample to be kept away from
+        paired = self.draws != "independent" and not alone
         if generator is not None:
-            v, order = torch.rand(2, n, generator=generator, device=generator.device).clamp_(min=2.0**-24).to(device)
+            numbers = torch.rand(2, n, generator=generator, device=generator.device, dtype=torch.float32)
+            v, order = numbers.clamp_(min=2.0**-24).to(device)
         else:
             random = bits(self._key(0, rank), 2 * n if paired else n, device)
             v, order = uniform_of(random[:n]), random[n:]
@@ -245,8 +261,7 @@ class Sampler(nn.Module):
         """The mean of the raw weights over the draws, from the density on a fine grid."""
         if self._mean_weight is None or not self.constant:
             place = self.device if x0 is None else x0.device
-            grid = (torch.arange(GRID, device=place, dtype=torch.float32) + 0.5) / GRID
-            density = self.density(grid)
+            density = self.density(fine_grid(self.process, place))
             self._mean_weight = (density * self.correction.raw(density)).sum() / density.sum()
         return self._mean_weight
 

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisewise.diagnostics import middles
 from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers.base import Draw, LossAt, Sampler
 from noisewise.samplers.correction import Correction
-from noisewise.samplers.static import BINS, Tabulated, Uniform
+from noisewise.samplers.static import Tabulated, Uniform, bins_of
 from noisewise.weighting import Weighting
 
 
@@ -120,8 +121,7 @@ class Product(Tabulated):
     ) -> None:
         if not of.constant:
             raise ValueError(f"product takes a fixed density, but {type(of).__name__} changes during training")
-        bins = process.steps or BINS
-        u = (torch.arange(bins) + 0.5) / bins
+        u = middles(bins_of(process))
         with torch.no_grad():
             mass = of.density(u) * weight.weights(objective or Objective.usual(process), u)
         super().__init__(process, mass, **{"correction": of.correction, **common})

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from noisewise import distributed
 from noisewise.feedback import check_evaluation, preserved_buffers, preserved_random_state, set_aside_gradients
+from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.histogram import Histogram
-from noisewise.samplers.learning import Learner
+from noisewise.samplers.learning import Learner, split_objective
 from noisewise.samplers.random import stream_key, uniforms
 
 
@@ -28,7 +29,7 @@ class GradientVariance(Learner):
 
     def __init__(
         self,
-        process: Process,
+        process: Process | Objective,
         strata: int = 20,
         every: int = 10,
         rows: int = 32,
@@ -40,10 +41,11 @@ class GradientVariance(Learner):
             raise ValueError(f"strata, every and rows must be >= 1, got {strata}, {every} and {rows}")
         if not 0 <= decay < 1:
             raise ValueError(f"decay must lie in [0, 1), got {decay}")
+        process, common["objective"] = split_objective(process, common.get("objective"))
         strata = min(strata, process.steps or strata)
         super().__init__(process, Histogram(torch.ones(strata)), floor=floor, **common)
         self.every, self.rows, self.decay = every, rows, decay
-        self.register_buffer("variance", torch.zeros(strata))
+        self.register_buffer("variance", torch.zeros(strata, dtype=torch.float32))
         self.register_buffer("measured", torch.zeros(strata, dtype=torch.int64))
         self.variance: Tensor
         self.measured: Tensor

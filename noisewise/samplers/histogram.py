@@ -22,9 +22,9 @@ class Histogram(nn.Module):
         bins = len(mass)
         self.register_buffer("edges", even_edges(bins) if edges is None else edges.float(), persistent)
         self.even = edges is None
-        self.register_buffer("mass", torch.empty(bins), persistent)
-        self.register_buffer("cumulative", torch.empty(bins), persistent)
-        self.register_buffer("rows", torch.empty(bins, 5), persistent)  # all a draw needs to know of its interval
+        self.register_buffer("mass", torch.empty(bins, dtype=torch.float32), persistent)
+        self.register_buffer("cumulative", torch.empty(bins, dtype=torch.float32), persistent)
+        self.register_buffer("rows", torch.empty(bins, 5, dtype=torch.float32), persistent)  # what a draw needs of its interval
         self.edges: Tensor
         self.mass: Tensor
         self.cumulative: Tensor
@@ -84,6 +84,10 @@ class TableSampler(Sampler):
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         u, density = self.table.draw(v)
         return u, density, self._weight(u, density, x0)
+
+    def _mean_raw(self, x0: Tensor | None) -> Tensor:
+        """Exactly, over the intervals."""
+        return (self.table.mass * self.correction.raw(self.table.rows[:, 4])).sum()
 
 
 def row_quantile(mass: Tensor, edges: Tensor, v: Tensor) -> Tensor:

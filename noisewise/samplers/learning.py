@@ -7,12 +7,21 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.diagnostics import Skipped
+from noisewise.diagnostics import Skipped, middles
 from noisewise.objective import Objective
 from noisewise.processes import Process, first_ticks
-from noisewise.samplers.base import GRID
+from noisewise.samplers.base import check_process, fine_grid
 from noisewise.samplers.histogram import Histogram, TableSampler
 from noisewise.weighting import Weighting, is_fixed
+
+
+def split_objective(given: Process | Objective, objective: Objective | None) -> tuple[Process, Objective | None]:
+    """The process and the objective, which may be given in one or beside each other."""
+    if not isinstance(given, Objective):
+        return check_process(given), objective
+    if objective not in (None, given):
+        raise ValueError("the objective is given twice, as the first argument and as objective=: leave one out")
+    return given.process, given
 
 
 class Learner(TableSampler):
@@ -99,8 +108,7 @@ class Learner(TableSampler):
 
     def _target_ratio(self, u: Tensor) -> Tensor:
         if self._mean_target is None or self._mean_target.device != u.device or not self._fixed_weights:
-            grid = (torch.arange(GRID, device=u.device, dtype=torch.float32) + 0.5) / GRID
-            self._mean_target = self._raw_ratio(grid).mean()
+            self._mean_target = self._raw_ratio(fine_grid(self.process, u.device)).mean()
         return self._raw_ratio(u) / self._mean_target
 
     def _raw_ratio(self, u: Tensor) -> Tensor:
@@ -120,8 +128,7 @@ class Learner(TableSampler):
         if steps is None or not self._fixed_weights:
             return function(u)
         if (name, u.device) not in self._tables:
-            middles = (torch.arange(steps, device=u.device, dtype=torch.float32) + 0.5) / steps
-            self._tables[name, u.device] = first_ticks(steps).to(u.device), function(middles)
+            self._tables[name, u.device] = first_ticks(steps).to(u.device), function(middles(steps, u.device))
         ticks, values = self._tables[name, u.device]
         return values[torch.bucketize((u * 2**24).round().to(ticks), ticks, right=True)]
 

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
+from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.correction import Correction
 from noisewise.samplers.histogram import Histogram
-from noisewise.samplers.learning import Learner
+from noisewise.samplers.learning import Learner, split_objective
 
 
 class LossMoment(Learner):
@@ -27,7 +28,7 @@ class LossMoment(Learner):
 
     def __init__(
         self,
-        process: Process,
+        process: Process | Objective,
         history: int = 10,
         floor: float = 0.001,
         bins: int = 1000,
@@ -36,9 +37,10 @@ class LossMoment(Learner):
     ) -> None:
         if history < 1 or bins < 1:
             raise ValueError(f"history and bins must be >= 1, got {history} and {bins}")
+        process, common["objective"] = split_objective(process, common.get("objective"))
         bins = min(process.steps or bins, bins)
         super().__init__(process, Histogram(torch.ones(bins)), floor=floor, correction=correction, **common)
-        self.register_buffer("losses", torch.zeros(bins, history))
+        self.register_buffer("losses", torch.zeros(bins, history, dtype=torch.float32))
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
         self.losses: Tensor
         self.counts: Tensor

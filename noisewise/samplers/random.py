@@ -5,6 +5,9 @@ no host synchronisation, the caller's random state untouched. Results lie strict
 so that v and 1 - v are both exact.
 """
 
+import operator
+from typing import SupportsIndex
+
 import torch
 from torch import Tensor
 
@@ -28,6 +31,14 @@ def _mix(z: Tensor) -> Tensor:
     z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed(MIX1)
     z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed(MIX2)
     return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+def checked_seed(seed: SupportsIndex) -> int:
+    """A seed as a signed 64-bit number, which a checkpoint can hold; larger ones are cut to it, as the draws do anyway."""
+    try:
+        return _signed(operator.index(seed) & MASK)
+    except TypeError:
+        raise TypeError(f"a seed must be a whole number, got {seed!r}") from None
 
 
 def stream_key(*parts: int) -> int:

@@ -9,7 +9,7 @@ from noisewise.increments import vanishing_point
 from noisewise.processes import Process
 from noisewise.samplers.base import Sampler
 from noisewise.samplers.histogram import Histogram
-from noisewise.samplers.static import BINS, Tabulated
+from noisewise.samplers.static import Tabulated, bins_of
 
 
 class SpeeD(Tabulated):
@@ -24,7 +24,7 @@ class SpeeD(Tabulated):
     """
 
     def __init__(self, process: Process, k: float = 5.0, tau: int | None = None, mirror: bool = False, **common: Any) -> None:
-        bins = process.steps or BINS
+        bins = bins_of(process)
         if not k > 0:
             raise ValueError(f"k must be positive, got {k}")
         if tau is not None and not 0 < tau <= bins:

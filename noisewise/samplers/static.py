@@ -9,12 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from noisewise.diagnostics import middles
 from noisewise.processes import Process
-from noisewise.samplers.base import Sampler
+from noisewise.samplers.base import Sampler, check_process
 from noisewise.samplers.histogram import Histogram, TableSampler
 
 BINS = 1000
 """Intervals of u for tabulated densities in continuous time; a discrete process brings its own number of timesteps."""
+
+
+def bins_of(process: Process) -> int:
+    """How many intervals of u a tabulated density has on this process."""
+    return check_process(process).steps or BINS
 
 
 class Uniform(Sampler):
@@ -62,23 +68,28 @@ class Mode(Sampler):
         if not -1 <= scale < self.largest:
             raise ValueError(f"scale must lie in [-1, {self.largest:.3f}), got {scale}: outside, the map is not monotone")
         self.scale = scale
-        grid = torch.arange(4097, dtype=torch.float64) / 4096
-        low, high = torch.zeros_like(grid), torch.ones_like(grid)
-        for _ in range(50):
-            middle = (low + high) / 2
-            below = self.quantile(middle) < grid
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        self.register_buffer("_inverse", ((low + high) / 2).float(), persistent=False)
+        v = torch.arange(2049, dtype=torch.float64) / 4096
+        self.register_buffer("_half", torch.stack([v, self._map(v)]).float(), persistent=False)
 
-    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+    def _map(self, v: Tensor) -> Tensor:
         return v - self.scale * (torch.sin(math.pi * v / 2) ** 2 - v)
 
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        return self._map(v).clamp(2.0**-24, 1 - 2.0**-24)
+
     def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        inverse = self.get_buffer("_inverse").to(u)
-        place = u.clamp(0, 1) * (len(inverse) - 1)
-        index = place.long().clamp(max=len(inverse) - 2)
-        v = torch.lerp(inverse[index], inverse[index + 1], place - index)
-        return 1 / (1 + self.scale - self.scale * math.pi / 2 * torch.sin(math.pi * v))
+        """1 over the slope of the map at v, found in a table of the lower half (it is symmetric) and by Newton's steps."""
+        v_known, u_known = self.get_buffer("_half").to(u)
+        nearer = torch.minimum(u, 1 - u).clamp(min=2.0**-24)
+        above = torch.searchsorted(u_known, nearer.contiguous()).clamp(1, len(u_known) - 1)
+        low, high = v_known[above - 1], v_known[above]
+        v = low + (nearer - u_known[above - 1]) / (u_known[above] - u_known[above - 1]) * (high - low)
+        for _ in range(4):
+            v = torch.clamp(v - (self._map(v) - nearer) / self._slope(v).clamp(min=1e-7), low, high)
+        return 1 / self._slope(v)
+
+    def _slope(self, v: Tensor) -> Tensor:
+        return 1 + self.scale - self.scale * math.pi / 2 * torch.sin(math.pi * v)
 
 
 class CosMap(Sampler):
@@ -120,7 +131,7 @@ class Table(Tabulated):
         if file is not None:
             values = torch.from_numpy(np.load(file, allow_pickle=False))
         if callable(values):
-            values = values((torch.arange(process.steps or BINS) + 0.5) / (process.steps or BINS))
+            values = values(middles(bins_of(process)))
         mass = torch.as_tensor(values, dtype=torch.float64)
         if mass.ndim != 1 or len(mass) == 0:
             raise ValueError(f"a table of densities must be a vector, got shape {tuple(mass.shape)}")
@@ -133,7 +144,7 @@ class Beta(Tabulated):
     def __init__(self, process: Process, a: float = 1.0, b: float = 1.0, **common: Any) -> None:
         if not (a > 0 and b > 0):
             raise ValueError(f"Beta needs a > 0 and b > 0, got {a} and {b}")
-        edges = torch.arange((process.steps or BINS) + 1, dtype=torch.float64) / (process.steps or BINS)
+        edges = torch.arange(bins_of(process) + 1, dtype=torch.float64) / bins_of(process)
         super().__init__(process, beta_cdf(edges, a, b).diff().clamp(min=0), **common)
 
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load as safetensors_load
 from safetensors.torch import save as safetensors_save
 from scipy import stats
+from torch import nn
 
 from noisewise import DDPM, PROCESSES, SAMPLERS, Objective, build
 from noisewise.samplers.correction import Correction
@@ -256,8 +257,26 @@ def test_one_timestep_is_enough(spec, fill):
 def test_precision_of_the_state_survives_casts(spec, fill):
     sampler = make(fill(spec), DDPM.linear())
     before = {key: value.clone() for key, value in sampler.state_dict().items()}
-    sampler.to(torch.bfloat16).half().double()
-    assert all(value.dtype == before[key].dtype for key, value in sampler.state_dict().items())
+    buffers = {key: value.clone() for key, value in sampler.named_buffers()}
+    nn.Sequential(sampler).to(torch.bfloat16).half().double()
+    after = sampler.state_dict()
+    assert all(after[key].dtype == value.dtype and torch.equal(after[key], value) for key, value in before.items())
+    assert all(torch.equal(value, buffers[key]) for key, value in sampler.named_buffers())
+
+
+@pytest.mark.parametrize("spec", ALL_SPECS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_draws_do_not_depend_on_the_default_dtype(spec, dtype, fill):
+    spec = fill(spec)
+    expected = build(spec, DDPM.linear()).sampler.sample(64)
+    torch.set_default_dtype(dtype)
+    try:
+        draw = build(spec, DDPM.linear()).sampler.sample(64)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert draw.u.dtype == draw.weight.dtype == torch.float32
+    assert torch.equal(draw.time, expected.time)
+    torch.testing.assert_close(draw.weight, expected.weight)
 
 
 @pytest.mark.parametrize("spec", LEARNERS)

@@ -69,8 +69,8 @@ class LookaheadEstimator(Estimator):
         self.decay, self.temperature, self.warmup, self.scale_free = decay, temperature, warmup, scale_free
         bins = len(edges) - 1
         self.register_buffer("edges", edges.clone(), persistent=False)
-        self.register_buffer("gains", torch.zeros(bins))
-        self.register_buffer("latest", torch.zeros(bins))
+        self.register_buffer("gains", torch.zeros(bins, dtype=torch.float32))
+        self.register_buffer("latest", torch.zeros(bins, dtype=torch.float32))
         self.register_buffer("events", torch.zeros(bins, dtype=torch.int64))
         self.register_buffer("due", torch.full((), warmup))
         self.edges: Tensor

@@ -90,8 +90,8 @@ class Adam(nn.Module):
         super().__init__()
         size = sum(parameter.numel() for parameter in parameters)
         self.lr, self.clip = lr, clip
-        self.register_buffer("mean", torch.zeros(size))
-        self.register_buffer("square", torch.zeros(size))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float32))
+        self.register_buffer("square", torch.zeros(size, dtype=torch.float32))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.mean: Tensor
         self.square: Tensor

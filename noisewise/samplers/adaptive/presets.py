@@ -6,14 +6,17 @@ the VLB as target.
 
 from typing import Any
 
+import torch
+
 from noisewise.processes import DDPM, Process
 from noisewise.samplers.adaptive.sampler import AdaptiveSampler
+from noisewise.samplers.base import check_process
 from noisewise.weighting import VLB
 
 
 def _paper(process: Process, settings: dict[str, Any], **published: Any) -> AdaptiveSampler:
     common = {
-        "strata": process.steps or 1000,
+        "strata": check_process(process).steps or 1000,
         "every": 40,
         "queue": 20,
         "depth": 2,
@@ -27,10 +30,16 @@ def _paper(process: Process, settings: dict[str, Any], **published: Any) -> Adap
     return AdaptiveSampler(process, "reinforce", **{**common, **published, **settings})
 
 
+def _is_cosine(process: Process) -> bool:
+    """Whether this is the cosine schedule, wherever it was read from."""
+    if not isinstance(process, DDPM):
+        return False
+    return torch.allclose(process.alphas_cumprod, DDPM.cosine(process.steps).alphas_cumprod, rtol=0, atol=1e-3)
+
+
 def paper_cifar10(process: Process, **settings: Any) -> AdaptiveSampler:
     """CIFAR-10: hidden 128; policy learning rate 1e-2 for the linear and quadratic schedules, 1e-3 for the cosine one."""
-    cosine = isinstance(process, DDPM) and process.name == "cosine"
-    return _paper(process, settings, hidden=128, lr=1e-3 if cosine else 1e-2)
+    return _paper(process, settings, hidden=128, lr=1e-3 if _is_cosine(process) else 1e-2)
 
 
 def paper_celebahq(process: Process, **settings: Any) -> AdaptiveSampler:

@@ -90,10 +90,10 @@ class ReinforceEstimator(Estimator):
         self.select = get_selection(selection)
         self.conditional = policy == "beta"
         self.register_buffer("edges", edges.clone(), persistent=False)
-        self.register_buffer("queue", torch.zeros(queue, strata))
+        self.register_buffer("queue", torch.zeros(queue, strata, dtype=torch.float32))
         self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
         self.register_buffer("selected", torch.zeros(chosen, dtype=torch.int64))
-        self.register_buffer("reward", torch.zeros(3))  # running mean, running square, and how much of them is there yet
+        self.register_buffer("reward", torch.zeros(3, dtype=torch.float32))  # running mean, square, how much is there
         self.register_buffer("shape", torch.full((8,), NOT_BUILT))
         self.edges: Tensor
         self.queue: Tensor
@@ -148,6 +148,9 @@ class ReinforceEstimator(Estimator):
         shape = state_dict.get(prefix + "shape")
         if shape is not None and not torch.equal(shape.cpu(), self.shape.cpu()):
             code = shape.tolist()
+            if (code[0] == GLOBAL) == self.conditional:
+                mine, other = ("beta", "global") if self.conditional else ("global", "beta")
+                raise ValueError(f"the state is of policy={other}, but this sampler has policy={mine}: build it like the other")
             if code[0] == NOT_BUILT:
                 self.policy = self.adam = None
             else:

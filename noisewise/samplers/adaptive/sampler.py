@@ -20,7 +20,7 @@ from noisewise.samplers.adaptive.reinforce import ReinforceEstimator
 from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.correction import Correction
 from noisewise.samplers.histogram import Histogram, row_quantile
-from noisewise.samplers.learning import Learner
+from noisewise.samplers.learning import Learner, split_objective
 from noisewise.weighting import MinSNR, Weighting
 
 ESTIMATORS: dict[str, type[Estimator]] = {
@@ -67,10 +67,7 @@ class AdaptiveSampler(Learner):
         collapse: float = 0.02,
         **settings: Any,
     ) -> None:
-        if isinstance(process, Objective):
-            if settings.get("objective") not in (None, process):
-                raise ValueError("the objective is given twice, as the first argument and as objective=: leave one out")
-            settings["objective"], process = process, process.process
+        process, settings["objective"] = split_objective(process, settings.get("objective"))
         if estimator not in ESTIMATORS:
             raise ValueError(f"unknown estimator {estimator!r}: choose one of {', '.join(ESTIMATORS)}")
         own = {name: settings.pop(name) for name in list(settings) if name in _settings_of(ESTIMATORS[estimator])}
@@ -183,4 +180,4 @@ def stratum_edges(process: Process, strata: int, over: str) -> Tensor:
 def _inner_edges(inner: Tensor, fine: int) -> Tensor:
     """0, the distinct ones of these edges (in units of 1 / fine), 1."""
     distinct = inner.unique()
-    return torch.cat([torch.zeros(1), (distinct[(distinct > 0) & (distinct < fine)] / fine).float(), torch.ones(1)])
+    return torch.cat([torch.zeros(1), distinct[(distinct > 0) & (distinct < fine)] / fine, torch.ones(1)]).float()

@@ -1,0 +1,90 @@
+"""What samplers say to input that they cannot use, and what they make of unusual input that they can."""
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDPMScheduler
+
+from noisewise import DDPM, SAMPLERS, Objective, build
+from noisewise.samplers import AdaptiveSampler, Uniform
+
+
+@pytest.mark.parametrize(
+    ("seed", "expected"),
+    [(2**63, -(2**63)), (2**64 + 3, 3), (-1, -1), (np.int64(3), 3), (np.uint32(3), 3), (torch.tensor(3), 3)],
+)
+def test_any_whole_number_is_a_seed(seed, expected):
+    sampler, same = Uniform(DDPM.linear(), seed=seed), Uniform(DDPM.linear(), seed=expected)
+    assert torch.equal(sampler.sample(5).u, same.sample(5).u)
+    again = Uniform(DDPM.linear())
+    again.load_state_dict(sampler.state_dict())
+    assert again.seed == sampler.seed == expected
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, "3"])
+def test_other_seeds_are_refused(seed):
+    with pytest.raises(TypeError, match="a seed must be a whole number, got"):
+        Uniform(DDPM.linear(), seed=seed)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("given", [DDPM.linear, "linear", None])
+def test_what_is_no_process_is_refused_by_name(name, given):
+    if name in ("mix", "shift", "product", "curriculum", "switch"):
+        pytest.skip("made of samplers, which have a process")
+    settings = {"values": [1.0]} if name == "table" else {}
+    with pytest.raises(TypeError, match=r"the first argument must be a Process, such as DDPM\.linear\(\), got"):
+        SAMPLERS[name](given, **settings)
+
+
+@pytest.mark.parametrize("name", ["adaptive", "loss_moment", "gradient_variance", "loss_adaptive"])
+def test_learning_samplers_take_an_objective(name):
+    objective = Objective(DDPM.cosine(), "v")
+    assert SAMPLERS[name](objective).objective is objective
+    with pytest.raises(ValueError, match="the objective is given twice"):
+        SAMPLERS[name](objective, objective=Objective(DDPM.cosine(), "eps"))
+
+
+def test_observing_tensors_is_explained():
+    sampler = Uniform(DDPM.linear())
+    draw = sampler.sample(4)
+    for wrong in (draw.u, [draw.u]):
+        with pytest.raises(TypeError, match="takes what sample"), sampler.observe(wrong, torch.zeros(4)):
+            pass
+
+
+@pytest.mark.parametrize("steps", [1000, 4000, 10_000])
+@pytest.mark.parametrize("spec", ["adaptive:target=vlb", "product:of=uniform,weight=vlb,correction=clipped(5)"])
+def test_weights_have_mean_one_on_long_schedules_with_a_steep_end(spec, steps):
+    sampler = build(spec, DDPM.cosine(steps)).sampler
+    u = (torch.arange(steps) + 0.5) / steps
+    density = sampler.density(u)
+    assert float((density * sampler._weight(u, density)).mean()) == pytest.approx(1, abs=1e-3)
+
+
+def test_one_sample_a_rank_is_stratified_over_the_ranks(monkeypatch):
+    monkeypatch.setattr("noisewise.distributed.world_size", lambda: 8)
+    sampler = Uniform(DDPM.linear(), draws="stratified")
+    for step in range(20):
+        sampler.step, found = step, []
+        for rank in range(8):
+            monkeypatch.setattr("noisewise.distributed.rank", lambda rank=rank: rank)
+            found.append(float(sampler.sample(1).u))
+            sampler.micro = 0
+        assert sorted(int(8 * u) for u in found) == list(range(8))
+
+
+@pytest.mark.parametrize(("schedule", "lr"), [("squaredcos_cap_v2", 1e-3), ("linear", 1e-2), ("scaled_linear", 1e-2)])
+def test_the_papers_settings_know_the_cosine_schedule_of_diffusers(schedule, lr):
+    process = DDPM.from_diffusers(DDPMScheduler(beta_schedule=schedule))
+    assert build("paper_cifar10", process).sampler.estimator.lr == lr
+    assert build("paper_cifar10", DDPM.cosine(50)).sampler.estimator.lr == 1e-3
+
+
+def test_the_state_of_another_kind_of_policy_is_refused():
+    one, other = (AdaptiveSampler(DDPM.linear(), "reinforce", policy=policy) for policy in ("global", "beta"))
+    with pytest.raises(ValueError, match="the state is of policy=global, but this sampler has policy=beta"):
+        other.load_state_dict(one.state_dict())
+    other.sample(torch.zeros(2, 3))  # which builds its policy
+    with pytest.raises(ValueError, match="the state is of policy=beta, but this sampler has policy=global"):
+        one.load_state_dict(other.state_dict())
