@@ -5,7 +5,7 @@ from collections import namedtuple
 import pytest
 import torch
 
-from noisewise.batches import take
+from noisewise.batches import _check_same_everywhere, take
 
 Pair = namedtuple("Pair", ["a", "b"])
 ROWS = torch.tensor([2, 0, 2])
@@ -35,6 +35,11 @@ def test_a_slice_takes_all_rows() -> None:
 def test_parts_of_different_lengths_are_an_error() -> None:
     with pytest.raises(ValueError, match="different numbers of rows, 1, 4: leave out what all samples share"):
         take({"text": X, "positions": torch.zeros(1, 3)}, ROWS)
+
+
+def test_large_batches_are_looked_at_within_their_bounds() -> None:
+    for count in (1, 2, 15, 16, 2**24 + 2):
+        _check_same_everywhere(torch.ones(1, dtype=torch.uint8).expand(1, count))
 
 
 def test_what_has_no_rows_is_an_error() -> None:

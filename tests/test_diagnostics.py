@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from noisewise.diagnostics import Monitor, RunningLoss, Skipped, even_edges, mean_density, mean_objective
 from noisewise.objective import Objective
@@ -367,6 +368,18 @@ def test_state_survives_a_checkpoint(tmp_path):
     for name, value in straight.arrays().items():
         np.testing.assert_array_equal(resumed.arrays()[name], value, err_msg=name)
     assert (resumed.kept, resumed.spacing, resumed.calls) == (straight.kept, straight.spacing, straight.calls)
+
+
+def test_low_precision_does_not_blur_the_monitor():
+    monitor, same = Monitor(bins=10), Monitor(bins=10)
+    sampler = Uniform(DDPM.linear())
+    nn.Sequential(monitor).to(torch.bfloat16)
+    for _ in range(50):
+        draw = sampler.sample(32)
+        for one in (monitor, same):
+            one.update(draw, 1 + draw.u)
+        sampler.advance()
+    assert all(np.array_equal(value, monitor.arrays()[name]) for name, value in same.arrays().items())
 
 
 def test_too_few_snapshots():

@@ -14,7 +14,7 @@ from noisewise import distributed
 from noisewise.evaluation import distances
 from noisewise.evaluation.common import bar, place, prepare_processes
 from noisewise.evaluation.generate_command import describe_set, make_set, model_options
-from noisewise.evaluation.heldout import held_out_losses
+from noisewise.evaluation.heldout import check_classes, held_out_losses
 from noisewise.evaluation.likelihood import VARIANCES, variational_bound
 from noisewise.evaluation.precision import full_float32
 from noisewise.evaluation.preprocess import PREPROCESSING
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         "--data-options", type=json.loads, default={}, help='settings of that source as JSON, such as {"size": 64}'
     )
     made.add_argument("--split", default="train", help="of the real images that distances are measured to")
-    made.add_argument("--count", type=int, default=5000, help="generated images; 50000 for a headline figure")
+    made.add_argument("--count", type=int, help="images that a run generates; default: 5000; 50000 for a headline figure")
     made.add_argument(
         "--metrics", default="fid", help=f"comma-separated, of {', '.join(distances.METRICS)}; none for no images"
     )
@@ -69,6 +69,8 @@ def main(arguments: list[str]) -> int:
     if not args.target.exists():
         raise FileNotFoundError(f"{args.target} does not exist: give a run, a folder of images, or an .npy/.npz file")
     is_run = (args.target / "config.yaml").is_file() or bool(NAME.fullmatch(args.target.name))
+    check_options(args, is_run)
+    args.count = 5000 if args.count is None else args.count
     if metrics and args.count < 2:
         raise ValueError(f"--count must be >= 2 for a distance, got {args.count}")
     if not is_run and (not metrics or args.vlb):
@@ -88,10 +90,24 @@ def main(arguments: list[str]) -> int:
     if distributed.rank() == 0:
         if trained is not None:
             RunFolder(trained.folder).log(result)
+        show(result)
         if args.json:
             args.json.write_text(json.dumps(result, indent=1) + "\n")
-        show(result)
     return 0
+
+
+def check_options(args: argparse.Namespace, is_run: bool) -> None:
+    """What would be ignored, or found wrong when all the work is done."""
+    for name in ("feature_batch", "batch", "levels"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(args, name)}")
+    if args.json and not args.json.absolute().parent.is_dir():
+        raise FileNotFoundError(f"--json {args.json}: there is no folder {args.json.parent}")
+    if args.data_options and not args.data:
+        raise ValueError("--data-options are settings of --data, which is not given")
+    given = [f"--{name}" for name in ("count", "step", "solver", "steps", "label") if getattr(args, name) is not None]
+    if given and not is_run:
+        raise ValueError(f"{given[0]} is for images that a run generates: of {args.target.name} all are measured, as they are")
 
 
 def chosen_metrics(names: str) -> tuple[str, ...]:
@@ -125,6 +141,10 @@ def image_distances(
     with bar("real images", math.ceil(len(real) / world)) as advance:
         statistics = distances.real_statistics(
             real, network, device, keep_features=keep, cache=args.cache, batch=args.feature_batch, progress=Total(advance)
+        )
+    if trained is not None and "infinity" in metrics and args.count <= statistics.moments.dim + 1:
+        raise ValueError(
+            f"infinity needs more images than the network has features, {statistics.moments.dim}: give a larger --count"
         )
     about: dict[str, Any] = {"data": real.name, "split": args.split, "data_fingerprint": real.fingerprint()}
     batches: Iterable[Tensor]
@@ -178,6 +198,7 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
         raise ValueError("bits per dimension are for models without classes")
     try:
         source = open_source(trained.config, "test")
+        check_classes(source, trained.classes)
     except (FileNotFoundError, ValueError) as error:
         if args.vlb:
             raise

@@ -50,6 +50,7 @@ def held_out_losses(
     for name, value in (("levels", levels), ("batch", batch), ("images", 1 if images is None else images)):
         if value < 1:
             raise ValueError(f"{name} must be >= 1, got {value}")
+    check_classes(source, classes)
     count = len(source) if images is None else min(images, len(source))
     call, table = replayed(model), []
     for first in range(0, count, batch):
@@ -63,6 +64,14 @@ def held_out_losses(
 
         table.append(batch_sums(losses_at, told, x0, first, levels, seed, progress=progress))
     return from_sums(torch.stack(table).cpu(), objective)
+
+
+def check_classes(source: Source, classes: int) -> None:
+    """A model that was told the classes must be told them again."""
+    if classes and not source.classes:
+        raise ValueError(f"the model is told the class of each sample, but the held-out data ({source.name}) have no labels")
+    if classes and source.classes > classes:
+        raise ValueError(f"the held-out data ({source.name}) have {source.classes} classes, but the model knows {classes}")
 
 
 def decoded(source: Source, values: Tensor, rows: list[int], seed: int) -> Tensor:

@@ -177,5 +177,8 @@ def reference(
     rows = distributed.gather_rows(torch.cat([*kept, torch.zeros(0, dim)])) if keep_features else None
     made = Reference(key, total, rows)
     if distributed.rank() == 0:
-        save_reference(made, folder)
+        try:
+            save_reference(made, folder)
+        except OSError as error:  # what was asked for is there all the same
+            warnings.warn(f"the statistics could not be kept for the next time: {error}", stacklevel=2)
     return made

@@ -39,6 +39,9 @@ def main(arguments: list[str]) -> int:
     words = [word.partition("=")[0] for word in rest]
     if "--sampler" in words or "--seed" in words:
         raise ValueError("compare takes --samplers and --seeds, not --sampler and --seed")
+    for word in ("--steps", "--seconds"):
+        if word in words:
+            raise ValueError(f"compare takes --budget, as in 1000it or 30s, not {word}")
     if known.schedules is not None and "--process" in words:
         raise ValueError("give --process or --schedules, not both")
     own = [option for action in first._actions for option in action.option_strings]

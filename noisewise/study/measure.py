@@ -25,12 +25,21 @@ LEVELS, HELD_OUT = 50, 400  # noise levels of the held-out loss, and test images
 SHOWN, COLUMNS = 64, 8  # samples in a picture
 
 
-def evaluate(run: Run, share: float, images: int, tell: Callable[[str], None] = print) -> Evaluation:
-    """Measure a run as it is, with its averaged weights, and draw a few samples into its folder; training is not touched."""
+def nothing() -> None:
+    """Let an evaluation go on."""
+
+
+def evaluate(
+    run: Run, share: float, images: int, tell: Callable[[str], None] = print, check: Callable[[], None] = nothing
+) -> Evaluation:
+    """Measure a run as it is, with its averaged weights, and draw a few samples into its folder; training is not touched.
+
+    `check` is called again and again meanwhile, and may raise to end it.
+    """
     trainer, objective = run.trainer, run.trainer.objective
-    held_out = held_out_of(run)
-    samples = run.generate(images)
-    metric, distance = distance_to_data(run, samples, tell)
+    held_out = held_out_of(run, check=check)
+    samples = run.generate(images, check)
+    metric, distance = distance_to_data(run, samples, tell, check)
     if trainer.device.type == "cuda":
         torch.cuda.empty_cache()  # other runs may share the device, and recordings took gigabytes
     return Evaluation(
@@ -46,7 +55,7 @@ def evaluate(run: Run, share: float, images: int, tell: Callable[[str], None] = 
     )
 
 
-def held_out_of(run: Run, images: int = HELD_OUT) -> Validation:
+def held_out_of(run: Run, images: int = HELD_OUT, check: Callable[[], None] = nothing) -> Validation:
     """Held-out losses of a run as it is, with its averaged weights; an error if they are not finite."""
     trainer = run.trainer
     with run.averaged():
@@ -58,6 +67,7 @@ def held_out_of(run: Run, images: int = HELD_OUT) -> Validation:
             images=images,
             classes=trainer.parts.classes,
             device=trainer.device,
+            progress=lambda _: check(),
         )
     if not math.isfinite(found.mean):
         raise FloatingPointError(f"the held-out loss of the averaged weights is {found.mean} at step {trainer.step}")
@@ -84,7 +94,9 @@ def _network(source: Source, device: str) -> Network:
     return _NETWORKS[key]
 
 
-def distance_to_data(run: Run, samples: Tensor, tell: Callable[[str], None]) -> tuple[str | None, float | None]:
+def distance_to_data(
+    run: Run, samples: Tensor, tell: Callable[[str], None], check: Callable[[], None] = nothing
+) -> tuple[str | None, float | None]:
     """FID, or its like for the digits; nothing for samples that are no images, or without Inception's weights."""
     source, device = run.trainer.parts.source, run.trainer.device
     if not source.image:
@@ -95,6 +107,6 @@ def distance_to_data(run: Run, samples: Tensor, tell: Callable[[str], None]) -> 
         tell(f"no FID: {error}")
         return None, None
     if source not in _REAL:
-        _REAL[source] = real_statistics(source, network, device)
-    found = compare_images([to_uint8(samples)], _REAL[source], network, device)
+        _REAL[source] = real_statistics(source, network, device, progress=lambda _: check())
+    found = compare_images([to_uint8(samples)], _REAL[source], network, device, progress=lambda _: check())
     return network.metric, float(found[network.metric])

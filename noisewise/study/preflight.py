@@ -3,16 +3,18 @@
 import json
 from pathlib import Path
 
+from noisewise.evaluation.heldout import check_classes
 from noisewise.study.outcome import PLAN, Plan, read_outcome
 from noisewise.study.worker import is_false_start
 from noisewise.training import checkpoint
 from noisewise.training.config import FREE_WITHIN, Config
 from noisewise.training.options import flat
-from noisewise.training.parts import build_parts, open_source
+from noisewise.training.parts import Parts, build_parts, open_source
 
 LATE = 20  # steps, at their mean time, that a run may have gone beyond its budget: the last one may be slow
 APART = ("name", "out", "seed", "sampler", "process", "steps", "seconds", "checkpoint", "log")
 """Settings in which the runs of a comparison may differ, or that do not matter for it."""
+MEASURED = ("log.sample_steps",)  # but for these: how images are generated for its evaluations
 
 
 def check_all(folder: Path, plan: Plan, configs: list[Config]) -> None:
@@ -24,12 +26,13 @@ def check_all(folder: Path, plan: Plan, configs: list[Config]) -> None:
         raise ValueError(f"--images must be >= 2, got {plan.images}")
     if configs[0].parallel == "fsdp":
         raise ValueError("compare trains each run in one process: use parallel=ddp")
-    build_parts(configs[0])
-    open_source(configs[0], "test")  # for the held-out loss
+    parts = build_parts(configs[0])
+    check_classes(open_source(configs[0], "test"), parts.classes)  # for the held-out loss
     check_plan(folder, plan)
     for path in sorted((folder / "runs").glob("*/config.yaml")):
         if not is_false_start(path.parent):
             check_run(path.parent, configs[0])
+            check_data(path.parent, parts)
 
 
 def check_plan(folder: Path, plan: Plan) -> None:
@@ -53,7 +56,9 @@ def check_run(folder: Path, config: Config) -> None:
     """A run that is there already must be comparable with the new ones, and within their budget."""
     before, after = flat(read_outcome(folder).config), flat(config)
     free = {f"data.{name}" for name in FREE_WITHIN["data"]}
-    names = [name for name in {**before, **after} if name.partition(".")[0] not in APART and name not in free]
+    names = [
+        name for name in {**before, **after} if (name.partition(".")[0] not in APART or name in MEASURED) and name not in free
+    ]
     differences = [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
     if differences:
         raise ValueError(f"{folder} was made with other settings: {'; '.join(differences)}. Give another --out")
@@ -62,6 +67,17 @@ def check_run(folder: Path, config: Config) -> None:
         raise ValueError(f"{folder} has made {step} steps, more than --budget: give another --out")
     if config.seconds is not None and seconds > config.seconds + LATE * seconds / max(step, 1):
         raise ValueError(f"{folder} has trained for {seconds:.0f} s, more than --budget: give another --out")
+
+
+def check_data(folder: Path, parts: Parts) -> None:
+    """A run that is there already must have been made with the same data."""
+    steps = checkpoint.steps_in(folder / "checkpoints")
+    try:
+        state = json.loads((folder / "checkpoints" / checkpoint.name_of(steps[-1]) / "state.json").read_text())["data"]
+    except (IndexError, OSError, ValueError, KeyError, TypeError):
+        return  # no checkpoint, or a broken one: the run falls back by itself
+    if difference := parts.other_data(state):
+        raise ValueError(f"{folder} was made with other data: {difference}. Give another --out")
 
 
 def progress_of(folder: Path) -> tuple[int, float]:

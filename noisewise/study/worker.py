@@ -31,6 +31,10 @@ PATIENCE = 60.0  # seconds to wait for a folder that another process is about to
 TAIL = 20  # lines of the log that go into a failure
 
 
+class Interrupted(Exception):
+    """An evaluation was asked to end; it will be made when the run goes on."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A run that a comparison needs."""
@@ -134,7 +138,10 @@ def _follow(run: Run, job: Job, turns: Iterable[float], stop: StopRequest, notes
                 return False
             due = [share for share in pending if share <= turn and reached(run, share)]
             notes.state("evaluating", trainer.step, trainer.seconds)
-            _evaluate(run, due, job.images)
+            try:
+                _evaluate(run, due, job.images, stop)
+            except Interrupted:
+                return False
             pending = pending[len(due) :]
         if not pending:
             return True
@@ -152,10 +159,15 @@ def _train(run: Run, walk: Iterator[int], share: float) -> None:
     run.trainer.settle()
 
 
-def _evaluate(run: Run, shares: list[float], images: int) -> None:
+def _evaluate(run: Run, shares: list[float], images: int, stop: StopRequest) -> None:
     """Save, measure, and write down; shares that a single slow step has reached have one measurement in common."""
+
+    def check() -> None:
+        if stop.requested:
+            raise Interrupted
+
     run.save()
-    found = evaluate(run, shares[-1], images)
+    found = evaluate(run, shares[-1], images, check=check)
     for share in shares:
         run.folder.log(replace(found, share=share).row())
     print(f"step {found.step}  evaluated at {shares[-1]:.0%} of the budget: {found.metric} {found.distance}", flush=True)

@@ -117,7 +117,7 @@ class LogConfig:
         trackers: names of Accelerate's trackers (tensorboard, wandb, mlflow, trackio, ...); metrics.jsonl needs none.
         samples_every: steps between two pictures of generated samples; 0 for none.
         samples: how many.
-        sample_steps: model evaluations for each.
+        sample_steps: steps of the solver for each, and for the images that evaluations of a comparison generate.
     """
 
     every: int = 100

@@ -63,8 +63,13 @@ class RunFolder:
                 )
         self.path.mkdir(parents=True, exist_ok=True)
         self._take_lock()
-        replace_file(self.config_file, as_yaml(config))
+        if not self.config_file.exists():
+            self.write_config(config)
         self._append(self.path / "environment.jsonl", environment())
+
+    def write_config(self, config: Config) -> None:
+        """The settings that hold from now on; for a run that is resumed only when that has succeeded."""
+        replace_file(self.config_file, as_yaml(config))
 
     def _take_lock(self) -> None:
         """Two processes in one folder would destroy each other's checkpoints."""
@@ -97,8 +102,12 @@ class RunFolder:
 
     @staticmethod
     def _append(path: Path, row: dict[str, Any]) -> None:
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        with path.open("ab+") as file:
+            if file.tell():  # a line that a kill or a full disk has cut off must not take this one with it
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write(json.dumps(row).encode() + b"\n")
 
 
 _OPEN: weakref.WeakSet[RunFolder] = weakref.WeakSet()

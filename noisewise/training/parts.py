@@ -1,6 +1,7 @@
 """What a configuration describes, built: process, objective, data, model."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,12 +27,25 @@ class Parts:
     model: nn.Module
     classes: int  # that the model is told; 0 for none
 
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.source.fingerprint()
+
+    def other_data(self, description: dict[str, Any]) -> str:
+        """How the data differ from those of a description; empty if they do not, or if it does not say."""
+        mine = {"samples": len(self.source), "fingerprint": self.fingerprint}
+        differences = [(name, description.get(name, value), value) for name, value in mine.items()]
+        return ", ".join(f"{name} {before} -> {now}" for name, before, now in differences if before != now)
+
     def description(self) -> dict[str, Any]:
-        """What has to be known of the data to use the model without them."""
+        """What has to be known of the data to use the model without them, and to recognise them."""
         source = self.source
         latents = {name: getattr(source, name) for name in LATENT_FACTS} if isinstance(source, Latents) else None
         shape = list(source.shape)
-        return {"shape": shape, "classes": self.classes, "image": source.image, "name": source.name, "latents": latents}
+        return {"shape": shape, "classes": self.classes, "image": source.image, "name": source.name, "latents": latents} | {
+            "samples": len(source),
+            "fingerprint": self.fingerprint,
+        }
 
 
 def build_parts(config: Config, *, synthetic: bool = False) -> Parts:

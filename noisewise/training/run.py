@@ -2,7 +2,7 @@
 
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +55,8 @@ class Run:
             self.trainer = Trainer(config, build_parts(config), self.accelerator, self.progress.tell)
             found = checkpoint.newest_for_all(self.folder.checkpoints, self.progress.tell) if resume else None
             self._begin_from(found)
+            if self.main and not new and config.steps >= self.trainer.step:
+                self.folder.write_config(config)
         except Exception:
             if new:  # a start that failed must not look like a run when it is repeated
                 self.folder.config_file.unlink(missing_ok=True)
@@ -138,26 +140,34 @@ class Run:
         with self.trainer.ema.applied(), self.accelerator.autocast():
             yield
 
-    def generate(self, count: int) -> torch.Tensor:
-        """Samples of the averaged weights, made by all processes together when the model is sharded."""
-        from noisewise.evaluation.generate import generate
+    def generate(self, count: int, check: Callable[[], None] | None = None) -> torch.Tensor:
+        """Samples of the averaged weights, made by all processes together when the model is sharded.
+
+        `check` is called after each batch, and may raise to end it.
+        """
+        from noisewise.evaluation.generate import generate_batches
         from noisewise.evaluation.replay import Replay
         from noisewise.evaluation.solvers import default_solver
 
         trainer, steps = self.trainer, self.config.log.sample_steps
         process, parts = trainer.objective.process, trainer.parts
+        made = []
         with self.averaged():
-            return generate(
+            for _, samples in generate_batches(
                 Replay(trainer.call, trainer.network),
                 trainer.objective,
                 parts.source.shape,
-                count,
+                range(count),
                 classes=parts.classes,
                 solver=replace(default_solver(process), steps=min(steps, process.steps or steps)),
                 seed=self.config.seed,
                 device=trainer.device,
                 clip=1.0 if parts.source.image else None,
-            )
+            ):
+                made.append(samples)
+                if check is not None:
+                    check()
+        return torch.cat(made)
 
     def close(self) -> None:
         """Let go of processes, trackers and the folder."""

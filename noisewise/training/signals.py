@@ -12,6 +12,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self.urgent = False  # asked twice
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -27,6 +28,7 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.name is not None and number == signal.SIGINT:
+            self.urgent = True
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
 

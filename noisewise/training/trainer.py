@@ -6,6 +6,7 @@ run continues exactly from a checkpoint that holds no random state, and two meth
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -285,6 +286,7 @@ class Trainer:
             raise CheckpointError(f"{checkpoint.path} does not fit this run: {type(error).__name__}: {error}") from error
 
     def _load(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        self._check_data(state["data"])
         self.arithmetic.ready = False  # the optimizer's state will lie elsewhere
         load_module(self.model, tensors["model"], "model")
         load_named(self.ema.average, tensors["ema"], "ema")
@@ -298,6 +300,18 @@ class Trainer:
         self.ema.updates = int(state["ema_updates"])
         if self.accelerator.scaler is not None and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
+
+    def _check_data(self, description: dict[str, Any]) -> None:
+        """An error if there are more or fewer samples than the run was trained on, a warning if they do not look the same."""
+        difference = self.parts.other_data(description)
+        if "samples" in difference:
+            raise ValueError(f"the data are not those that it was trained on ({difference}): begin a new run with --out")
+        if difference:
+            warnings.warn(
+                f"the data are not those that the run was trained on, or are stored in another way ({difference}): if they are "
+                "others, it is no longer one run, and should be begun anew with --out",
+                stacklevel=2,
+            )
 
     def close(self) -> None:
         """End the reading processes."""

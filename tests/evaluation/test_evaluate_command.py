@@ -18,7 +18,8 @@ from noisewise.training.folder import read_rows
 from tests.evaluation.runs import checkpoint_of, copy_of_run, trained_once
 from tests.evaluation.sets import digits
 
-FAST = ("--device", "cpu", "--solver", "ddim:steps=3", "--count", "60", "--batch", "25", "--heldout", "20", "--levels", "5")
+FAST = ("--device", "cpu", "--batch", "25", "--heldout", "20", "--levels", "5")
+OF_A_RUN = ("--solver", "ddim:steps=3", "--count", "60")
 
 
 @pytest.fixture
@@ -28,8 +29,9 @@ def evaluate(tmp_path):
     def call(target, *options):
         out = tmp_path / "result.json"
         out.unlink(missing_ok=True)
+        fast = FAST + OF_A_RUN * ((target / "config.yaml").exists() or target.parent.name == "checkpoints")
         status = main(
-            ["evaluate", str(target), *FAST, "--cache", str(tmp_path / "cache"), "--json", str(out), *map(str, options)]
+            ["evaluate", str(target), *fast, "--cache", str(tmp_path / "cache"), "--json", str(out), *map(str, options)]
         )
         assert (status == 0) == out.exists()
         return json.loads(out.read_text()) if status == 0 else None
@@ -195,12 +197,50 @@ def test_errors_say_what_to_do(run, evaluate, tmp_path, capsys):
         "is no run with a model": (folder, "--data", "digits", "--metrics", "none"),
         "only the distances of its images": (folder, "--data", "digits", "--vlb", 10),
         "no checkpoint of step 7": (run, "--step", 7),
+        "--count is for images that a run generates: of pictures all are": (folder, "--data", "digits", "--count", 2),
+        "--step is for images that a run generates": (folder, "--data", "digits", "--step", 2),
+        "--feature-batch must be >= 1, got 0": (run, "--feature-batch", 0),
+        "--data-options are settings of --data": (run, "--data-options", '{"size": 3}'),
+        "there is no folder": (run, "--json", tmp_path / "nowhere" / "x.json"),
+        "infinity needs more images than the network has features, 32": (run, "--metrics", "fid,infinity", "--count", 33),
         "no option 'sizes'": (run, "--data", "digits", "--data-options", '{"sizes": 3}'),
     }
     for message, arguments in cases.items():
         assert evaluate(*arguments) is None, message
         assert message in capsys.readouterr().err
     assert rows(run) == []
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(run, evaluate, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    result = evaluate(run, "--cache", tmp_path / "file" / "cache")
+    assert result["digits-frechet"] == evaluate(run)["digits-frechet"]
+    assert "could not be kept for the next time" in capsys.readouterr().err
+
+
+def test_a_model_of_classes_needs_labels_of_held_out_data(tmp_path, evaluate, capsys):
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "test"):
+        np.save(data / f"{split}.npy", digits(split)[:50].numpy())
+    np.save(data / "train_labels.npy", np.arange(50) % 3)
+    settings = [
+        "--data.source",
+        "array",
+        "--data.path",
+        str(data),
+        "--model.conditional",
+        "true",
+        "--out",
+        str(tmp_path / "other"),
+    ]
+    assert main(["train", "--config", str(trained_once() / "config.yaml"), *settings, "--steps", "2"]) == 0
+    for labels, message in ((None, "have no labels"), (np.arange(50) % 10, "have 10 classes, but the model knows 3")):
+        if labels is not None:
+            np.save(data / "test_labels.npy", labels)
+        capsys.readouterr()
+        assert "heldout" not in evaluate(tmp_path / "other")
+        assert message in capsys.readouterr().out
 
 
 def test_held_out_data_that_are_not_there_are_told_and_only_a_wish_for_bits_fails(tmp_path, evaluate, capsys):

@@ -5,11 +5,13 @@ import textwrap
 
 import pytest
 import torch
+from accelerate import Accelerator
 from diffusers import DDIMScheduler, DDPMScheduler, FlowMatchEulerDiscreteScheduler, training_utils
 from scipy import stats
 
 from noisewise import AdaptiveSampler, SpecError, build
 from noisewise.integrations import diffusers as ours
+from noisewise.integrations.accelerate import Accelerated
 from noisewise.samplers import LogitNormal
 
 NAMES = ("compute_snr", "compute_density_for_timestep_sampling", "compute_loss_weighting_for_sd3")
@@ -160,6 +162,7 @@ def test_fixed_specs_draw_inside_the_list(spec):
         ("adaptive", "needs to see the losses"),
         ("adaptive+minsnr", "needs to see the losses"),
         ("lognormal:correction=unbiased", "importance weights"),
+        ("uniform:draws=stratified", "has stratified draws"),
         ("speed:k=5", "depends on the scheduler's shift"),
         ("laplace", "depends on the scheduler's shift"),
     ],
@@ -172,6 +175,8 @@ def test_what_takes_more_than_u_is_an_error_that_shows_the_loop(spec, why):
     model_input = torch.randn(8, 3)
     names = {
         "build": build,
+        "Accelerated": Accelerated,
+        "accelerator": Accelerator(cpu=True),
         "read_scheduler": ours.read_scheduler,
         "noise_scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
         "model_input": model_input,

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,6 +108,7 @@ def test_the_same_command_again_touches_no_run_and_prints_the_report_last(compar
         ("--evaluate-at=0.25,1", "holds a comparison with --evaluate-at 0.5,1, not 0.25,1: give another --out"),
         ("--images=41", "holds a comparison with --images 40, not 41: give another --out"),
         ("--batch=32", "was made with other settings: batch: 16 -> 32. Give another --out"),
+        ("--log.sample_steps=2", "was made with other settings: log.sample_steps: 3 -> 2. Give another --out"),
         ("--optimizer.lr=0.5", "was made with other settings: optimizer.lr: 0.003 -> 0.5. Give another --out"),
     ],
 )
@@ -309,6 +311,8 @@ def test_budgets_are_seconds_or_steps():
         ("--evaluate-at=half", "--evaluate-at 'half': give shares of the budget, as in 0.25,0.5,0.75,1"),
         ("--sampler=speed", "takes --samplers and --seeds, not --sampler and --seed"),
         ("--seed=3", "takes --samplers and --seeds, not --sampler and --seed"),
+        ("--steps=10", "compare takes --budget, as in 1000it or 30s, not --steps"),
+        ("--seconds=10", "compare takes --budget, as in 1000it or 30s, not --seconds"),
         ("--process=cosine", "give --process or --schedules, not both"),
         ("--parallel=fsdp", "use parallel=ddp"),
         ('--model.options={"patch":3}', "patch"),
@@ -336,6 +340,39 @@ def test_data_without_a_test_split_are_found_before_anything_is_trained(tmp_path
     with pytest.raises((FileNotFoundError, ValueError), match="test"):
         conduct(plan(), configs, Local())
     assert not (tmp_path / "out").exists()
+
+
+def arrays_in(folder, *, labels=None, test_labels=None, seed=0):
+    """A folder of 32 and 8 digits-sized pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count, numbers in (("train", 32, labels), ("test", 8, test_labels)):
+        np.save(folder / f"{split}.npy", np.random.default_rng(seed).integers(0, 256, (count, 1, 8, 8), np.uint8))
+        if numbers:
+            np.save(folder / f"{split}_labels.npy", np.arange(count) % numbers)
+    return DataConfig(source="array", path=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("test_labels", "complaint"),
+    [(None, r"but the held-out data .* have no labels"), (5, r"have 5 classes, but the model knows 3")],
+)
+def test_held_out_classes_that_do_not_fit_are_found_before_anything_is_trained(tmp_path, test_labels, complaint):
+    data = arrays_in(tmp_path / "data", labels=3, test_labels=test_labels)
+    configs = configs_in(tmp_path / "out", data=data, model=replace(tiny().model, conditional=True))
+    with pytest.raises(ValueError, match=complaint):
+        conduct(plan(), configs, Local())
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_with_other_data_are_not_compared(tmp_path):
+    first, other = (arrays_in(tmp_path / f"data-{seed}", seed=seed) for seed in (0, 1))
+    conduct(plan(), configs_in(tmp_path / "out", data=first), Local())
+    more = configs_in(tmp_path / "out", ["uniform", "minsnr"], data=other)
+    with pytest.raises(ValueError, match=r"uniform-0 was made with other data: fingerprint \w+ -> \w+\. Give another --out"):
+        conduct(plan(), more, Local())
+    shutil.move(tmp_path / "data-0", tmp_path / "elsewhere")  # where they lie does not matter
+    moved = configs_in(tmp_path / "out", ["uniform", "minsnr"], data=replace(first, path=str(tmp_path / "elsewhere")))
+    assert len(conduct(plan(), moved, Local()).outcomes) == 2
 
 
 def test_names_of_runs_are_fit_for_files_and_no_two_are_the_same():

@@ -33,7 +33,7 @@ def without_clock(folder):
 
 
 class StopAt(StopRequest):
-    """Asks to stop when it has been looked at so often: once after each step."""
+    """Asks to stop when it has been looked at so often: once after each step, and many times in an evaluation."""
 
     def __init__(self, looks):
         super().__init__()
@@ -60,9 +60,10 @@ def counted(monkeypatch):
     """The shares that are measured, in order."""
     seen, real = [], worker.evaluate
 
-    def evaluate(run, share, images):
+    def evaluate(run, share, images, **more):
+        found = real(run, share, images, **more)
         seen.append(share)
-        return real(run, share, images)
+        return found
 
     monkeypatch.setattr(worker, "evaluate", evaluate)
     return seen
@@ -107,7 +108,7 @@ def test_turns_and_evaluations_change_nothing_in_a_run(whole, tmp_path):
     assert differing(final(alone), final(whole.folder)) == []
 
 
-@pytest.mark.parametrize(("looks", "turns"), [(0, 1), (2, 20), (7, 1), (7, 20), (13, 1)])
+@pytest.mark.parametrize(("looks", "turns"), [(0, 1), (2, 20), (7, 1), (7, 20), (13, 1), (60, 1), (200, 1)])
 def test_a_run_that_is_stopped_anywhere_goes_on_as_if_nothing_had_happened(whole, tmp_path, counted, looks, turns):
     (job,) = jobs_in(tmp_path, [ADAPTIVE])
     shares = [turn / turns for turn in range(1, turns + 1)]
@@ -124,10 +125,10 @@ def test_an_evaluation_that_was_cut_off_is_made_again_and_no_other(whole, tmp_pa
 
     measuring = worker.evaluate
 
-    def killed(run, share, images):
+    def killed(run, share, images, **more):
         if share == 0.75:
             raise KeyboardInterrupt  # ends the process at the worst moment: saved, and not yet measured
-        return measuring(run, share, images)
+        return measuring(run, share, images, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(worker, "evaluate", killed)
@@ -159,9 +160,9 @@ def test_seconds_are_those_of_training_alone(tmp_path, monkeypatch):
     (job,) = jobs_in(tmp_path, budget="0.2s", shares=(0.5, 1.0))
     real = worker.evaluate
 
-    def slow(*given):
+    def slow(*given, **more):
         threading.Event().wait(0.5)
-        return real(*given)
+        return real(*given, **more)
 
     monkeypatch.setattr(worker, "evaluate", slow)
     assert work(job) == "finished"
@@ -225,10 +226,10 @@ def test_averaged_weights_without_finite_losses_are_a_failure_not_a_number(tmp_p
     (job,) = jobs_in(tmp_path, budget="2it", shares=(1.0,))
     real = worker.evaluate
 
-    def broken(run, *more):
+    def broken(run, *given, **more):
         with torch.no_grad():
             next(iter(run.trainer.ema.average.values())).fill_(math.nan)
-        return real(run, *more)
+        return real(run, *given, **more)
 
     monkeypatch.setattr(worker, "evaluate", broken)
     assert work(job) == "failed"

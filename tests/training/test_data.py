@@ -262,6 +262,20 @@ def test_sub_folders_are_classes_when_labels_are_asked_for(tmp_path):
         open_data("folder", tmp_path, options={"labels": True})
 
 
+def test_linked_folders_are_followed_but_not_in_circles(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "elsewhere" / name).mkdir(parents=True)
+        Image.new("L", (4, 4)).save(tmp_path / "elsewhere" / name / "0.png")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a").symlink_to(tmp_path / "elsewhere" / "a")
+    (root / "b").symlink_to(tmp_path / "elsewhere" / "b")
+    (tmp_path / "elsewhere" / "b" / "up").symlink_to(tmp_path / "elsewhere")
+    (root / "a" / "self").symlink_to(root / "a")
+    source = open_data("folder", root, options={"labels": True})
+    assert (source.classes, everything(source)[1].tolist()) == (2, [0, 1])
+
+
 def test_splits_are_sub_folders_and_share_their_classes(tmp_path):
     for name in ("train/a", "train/b", "train/c", "test/c"):
         save_png(tmp_path / name / "0.png", noise(4, 4, 3))

@@ -72,6 +72,8 @@ def test_a_run_is_resumed_with_other_settings_where_they_may_change_and_writes_t
     folder.end()
     more = load_preset("digits", "--steps=9999", "--data.path=elsewhere", "--optimizer.lr=0.0005", "--optimizer.clip=null")
     folder.begin(more, resume=True)
+    assert load_config(folder.config_file) == load_preset("digits"), "resuming may still fail"
+    folder.write_config(more)
     assert load_config(folder.config_file) == more
     assert len(rows_of(folder.path / "environment.jsonl")) == 2
 
@@ -185,6 +187,14 @@ def test_a_row_torn_anywhere_is_forgotten(folder):
         assert folder.metrics_file.read_text() == whole
         folder.log({"step": 2})
         assert folder.metrics() == [json.loads(whole), {"step": 2}]
+
+
+def test_a_row_after_a_torn_one_is_kept(folder):
+    folder.path.mkdir(parents=True)
+    for torn in ('{"step": 2, "lo', '{"step": 2}'):
+        folder.metrics_file.write_text('{"step": 1}\n' + torn)
+        folder.log({"step": 3})
+        assert [row["step"] for row in folder.metrics()] == [1, 3] if torn.endswith("lo") else [1, 2, 3]
 
 
 def test_no_file_has_no_rows(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -125,6 +126,48 @@ def test_resuming_a_finished_run_does_nothing_and_says_so(plain):
     assert {path: path.stat().st_mtime_ns for path in (folder / "checkpoints").rglob("*")} == before
     assert (folder / "metrics.jsonl").read_text() == rows
     assert any("at step 12: nothing to do" in message for message in heard.messages), heard.messages
+
+
+def test_resuming_that_fails_leaves_the_settings_as_they_were(tmp_path):
+    np.save(tmp_path / "data.npy", np.zeros((32, 1, 8, 8), np.uint8))
+    config = tiny(data=DataConfig(source="array", path=str(tmp_path / "data.npy")), out=str(tmp_path / "run"))
+    folder = train(config)
+    before = (folder / "config.yaml").read_text()
+    wrong = replace(config, steps=20, data=replace(config.data, path=str(tmp_path / "nowhere.npy")))
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.npy"):
+        train(wrong, resume=True)
+    assert (folder / "config.yaml").read_text() == before
+    train(replace(config, steps=10), resume=True)  # fewer than it has made: nothing to do
+    assert (folder / "config.yaml").read_text() == before
+    train(replace(config, steps=14), resume=True)
+    assert load_config(folder / "config.yaml").steps == 14
+
+
+def test_a_run_is_not_resumed_with_other_data_unnoticed(tmp_path):
+    values = np.random.default_rng(0).integers(0, 256, (32, 1, 8, 8), np.uint8)
+    for name, array in {"data": values, "more": np.concatenate([values, values]), "other": 255 - values}.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    shutil.copy(tmp_path / "data.npy", tmp_path / "moved.npy")
+    paths = {
+        name: DataConfig(source="array", path=str(tmp_path / f"{name}.npy")) for name in ("data", "more", "other", "moved")
+    }
+    config = tiny(data=paths["data"], out=str(tmp_path / "run"))
+    train(config)
+    with pytest.raises(checkpoint.CheckpointError, match=r"not those that it was trained on \(samples 32 -> 64"):
+        train(replace(config, steps=14, data=paths["more"]), resume=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(replace(config, steps=14, data=paths["moved"]), resume=True)
+    with pytest.warns(UserWarning, match=r"or are stored in another way \(fingerprint \w+ -> \w+\)"):
+        train(replace(config, steps=16, data=paths["other"]), resume=True)
+
+
+def test_a_seed_of_64_bits_trains_and_is_resumed(tmp_path):
+    config = tiny(seed=2**64 - 5, out=str(tmp_path / "run"))
+    folder = train(replace(config, steps=8))
+    train(config, resume=True)
+    straight = train(replace(config, out=str(tmp_path / "straight")))
+    assert differing(final(folder), final(straight)) == []
 
 
 def test_a_finished_run_goes_on_with_more_steps(plain, tmp_path):

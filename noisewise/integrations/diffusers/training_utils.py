@@ -29,13 +29,14 @@ SMALLEST_SIGMA = 1 / (1 + math.exp(LOG_SNR_LIMIT / 2))
 LOOP = """
     objective = read_scheduler(noise_scheduler)
     recipe = build({spec!r}, objective)
+    sampler = Accelerated(accelerator, recipe.sampler)    # noisewise.integrations.accelerate; or recipe.sampler alone
     ...
-    draw = recipe.sampler.sample(model_input)
+    draw = sampler.sample(model_input)
     timesteps = draw.time        # in place of noise_scheduler.timesteps[indices]
     losses = ((model_pred - target) ** 2).flatten(1).mean(1)
     loss = (draw.weight * recipe.weighting.weighted(losses, objective, draw.u)).mean()
-    loss.backward()
-    with recipe.sampler.observe(draw, losses.detach()):
+    accelerator.backward(loss)
+    with sampler.observe(draw, losses):
         optimizer.step()"""
 
 
@@ -173,6 +174,8 @@ def _fixed_sampler(spec: str) -> Sampler:
         why = "changes during training and needs to see the losses"
     elif str(sampler.correction) != "none":
         why = "has importance weights, which would be lost"
+    elif sampler.draws != "independent":
+        why = f"has {sampler.draws} draws, which depend on the step and the rank"
     else:
         u = (torch.arange(1000) + 0.5) / 1000
         if not torch.allclose(sampler.density(u), build(spec, ShiftedFlow(shift=4.0)).sampler.density(u)):

@@ -22,14 +22,20 @@ def add_subject(parser: argparse.ArgumentParser, *, budget: str = "2000it", poin
     """The options that choose what to look at."""
     parser.add_argument("--run", type=Path, help="the folder of a run: it is looked at in each of its checkpoints")
     parser.add_argument("--preset", action="append", default=[], help="or train this preset, and look at it on the way")
-    parser.add_argument("--budget", default=budget, help="of that training: steps (1000it) or seconds (30s)")
-    parser.add_argument("--points", type=int, default=points, help="moments of it, evenly spaced, besides the start")
+    parser.add_argument("--budget", help=f"of that training: steps (1000it) or seconds (30s); default: {budget}")
+    parser.add_argument("--points", type=int, help=f"moments of it, evenly spaced, besides the start; default: {points}")
+    parser.set_defaults(of_preset={"budget": budget, "points": points})
 
 
 def chosen_config(options: argparse.Namespace, rest: list[str]) -> Config:
     """The configuration of the run or the preset, with whatever settings of noisewise train follow."""
     if (options.run is None) == (not options.preset):
         raise ValueError("give --run FOLDER, or --preset NAME")
+    for name, default in options.of_preset.items():
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+        elif options.run is not None:
+            raise ValueError(f"--{name} is for a --preset, which is trained now; a --run is looked at in its checkpoints")
     if options.run is not None and not (options.run / "config.yaml").is_file():
         raise FileNotFoundError(f"{options.run} is no run: it has no config.yaml; give the folder that noisewise train wrote")
     files = [] if options.run is None else ["--config", str(options.run / "config.yaml")]

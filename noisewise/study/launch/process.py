@@ -151,7 +151,9 @@ class Worker:
 
     def _bury(self, answer: str | None, stop: StopRequest) -> None:
         """Wait for the end of the process, and leave the reason in the run's folder if it could not."""
-        wait([self.process.sentinel])
+        while not wait([self.process.sentinel], timeout=0.2):
+            if stop.urgent:  # the checkpoint before stays
+                self.process.kill()
         with ONE_AT_A_TIME:
             self.process.join()
         self.pipe.close()
@@ -159,6 +161,8 @@ class Worker:
         status = Status.read(self.job.folder)
         step = None if status is None else status.step
         forget_status(self.job.folder)
+        if stop.urgent:
+            return
         if answer is None or self.process.exitcode:
             record_failure(self.job, cause_of_death(self.process.exitcode or 0), step)
         elif answer == "stopped" and not _comes(stop):

@@ -148,9 +148,11 @@ def split_folder(path: Path, split: str) -> tuple[Path, str | None]:
 def pictures_below(root: Path, left_out: str | None) -> list[Path]:
     """All pictures below a folder, in an order that does not depend on the file system."""
     files = []
-    for folder, inside, names in os.walk(root):
+    for folder, inside, names in os.walk(root, followlinks=True):
         if Path(folder) == root and left_out in inside:
             inside.remove(left_out)
+        here = Path(folder).resolve()
+        inside[:] = [name for name in inside if not here.is_relative_to(Path(folder, name).resolve())]  # a link upwards
         files += [Path(folder, name) for name in names if name.lower().endswith(ENDINGS) and not name.startswith(".")]
     return sorted(files, key=lambda file: file.relative_to(root).parts)
 

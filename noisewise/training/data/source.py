@@ -118,7 +118,7 @@ class ArraySource(Source):
         labels = [] if self._labels is None else [self._labels]
         facts = f"{self.shape} {self.classes} {self.channels_last}"
         if isinstance(self._values, Mapped):
-            return of_files([self._values.path], root=self._values.path.parent, facts=facts + of_arrays(labels))
+            return of_files([self._values.path], root=self._values.path, facts=facts + of_arrays(labels))
         return of_arrays([self._values, *labels], facts=facts)
 
 

@@ -99,6 +99,8 @@ def test_few_checkpoints_are_told_of(finished_run, tmp_path):
         (("--run", "nowhere"), FileNotFoundError, "is no run"),
         (("--preset", "digitz"), ValueError, "no preset 'digitz'"),
         (("--preset", "digits", "--points", "0"), ValueError, "--points must be >= 1"),
+        (("--run", "somewhere", "--points", "2"), ValueError, "--points is for a --preset"),
+        (("--run", "somewhere", "--budget", "2it"), ValueError, "--budget is for a --preset"),
         (("--preset", "digits", "--budget", "soon"), ValueError, "--budget 'soon'"),
     ],
 )
