@@ -99,11 +99,12 @@ def test_errors_are_one_clear_line_without_a_traceback(arguments, message, capsy
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_an_unknown_option_is_one_clear_line_with_the_one_that_was_probably_meant(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main([command, *TINY, "--stepps=3"]) == 1
+    options = [word for word in TINY if not word.startswith("--steps")]
+    assert main([command, *options, "--accumulaton=3"]) == 1
     said, hint = capsys.readouterr().err.splitlines()
     assert said.startswith("noisewise: ")
-    assert "--stepps=3" in said
-    assert said.endswith("; did you mean --steps?")
+    assert "--accumulaton=3" in said
+    assert said.endswith("; did you mean --accumulation?")
     assert "NOISEWISE_TRACEBACK=1" in hint
     assert list(tmp_path.iterdir()) == []
 

@@ -102,6 +102,8 @@ def table(page: str, *headings: str) -> dict[str, list[str]]:
 def shortened(words: list[str]) -> list[str]:
     """The command with less to do."""
     more = list(SHORTER.get(" ".join(words[:2]) if words[0] == "analyze" else words[0], []))
+    if "--run" in words:
+        more = [word for word in more if not word.startswith(("--budget", "--points"))]
     if words[0] == "train":
         more.append("--steps=6" if "--resume" in words else "--steps=4")
         if "digits" in words and "--model.name" not in words:
