@@ -86,6 +86,8 @@ def main(arguments: list[str]) -> int:
                 result |= predictions(args, trained, device)
     if real is not None and network is not None:
         result |= image_distances(args, trained, metrics, real, network, device)
+    if real is None and not {"heldout", "vlb"} & set(result) and distributed.rank() == 0:
+        raise ValueError("nothing was measured: ask for --metrics, --heldout or --vlb")
     result["environment"] = environment()
     if distributed.rank() == 0:
         if trained is not None:

@@ -258,12 +258,15 @@ class Sampler(KeepsPrecision):
         raise NotImplementedError
 
     def _mean_raw(self, x0: Tensor | None) -> Tensor:
-        """The mean of the raw weights over the draws, from the density on a fine grid."""
+        """The mean of the raw weights over the draws."""
         if self._mean_weight is None or not self.constant:
-            place = self.device if x0 is None else x0.device
-            density = self.density(fine_grid(self.process, place))
-            self._mean_weight = (density * self.correction.raw(density)).sum() / density.sum()
+            self._mean_weight = self._mean_over_draws(self.device if x0 is None else x0.device)
         return self._mean_weight
+
+    def _mean_over_draws(self, place: torch.device) -> Tensor:
+        """The same, from the density on a fine grid."""
+        density = self.density(fine_grid(self.process, place))
+        return (density * self.correction.raw(density)).sum() / density.sum()
 
     def _kept(self, x0: Tensor | None) -> Tensor | None:
         return None

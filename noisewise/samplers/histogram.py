@@ -85,7 +85,7 @@ class TableSampler(Sampler):
         u, density = self.table.draw(v)
         return u, density, self._weight(u, density, x0)
 
-    def _mean_raw(self, x0: Tensor | None) -> Tensor:
+    def _mean_over_draws(self, place: torch.device) -> Tensor:
         """Exactly, over the intervals."""
         return (self.table.mass * self.correction.raw(self.table.rows[:, 4])).sum()
 

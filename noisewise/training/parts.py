@@ -41,8 +41,12 @@ class Parts:
         """What has to be known of the data to use the model without them, and to recognise them."""
         source = self.source
         latents = {name: getattr(source, name) for name in LATENT_FACTS} if isinstance(source, Latents) else None
-        shape = list(source.shape)
-        return {"shape": shape, "classes": self.classes, "image": source.image, "name": source.name, "latents": latents} | {
+        return {
+            "shape": list(source.shape),
+            "classes": self.classes,
+            "image": source.image,
+            "name": source.name,
+            "latents": latents,
             "samples": len(source),
             "fingerprint": self.fingerprint,
         }

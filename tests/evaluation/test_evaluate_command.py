@@ -201,6 +201,7 @@ def test_errors_say_what_to_do(run, evaluate, tmp_path, capsys):
         "--step is for images that a run generates": (folder, "--data", "digits", "--step", 2),
         "--feature-batch must be >= 1, got 0": (run, "--feature-batch", 0),
         "--data-options are settings of --data": (run, "--data-options", '{"size": 3}'),
+        "nothing was measured": (run, "--metrics", "none", "--heldout", 0),
         "there is no folder": (run, "--json", tmp_path / "nowhere" / "x.json"),
         "infinity needs more images than the network has features, 32": (run, "--metrics", "fid,infinity", "--count", 33),
         "no option 'sizes'": (run, "--data", "digits", "--data-options", '{"sizes": 3}'),
