@@ -33,11 +33,10 @@ def main(args: argparse.Namespace) -> None:
     noise_scheduler = DDPMScheduler(1000, 0.00085, 0.012, "scaled_linear", prediction_type=args.prediction_type)
     objective = read_scheduler(noise_scheduler)  # adaptive
     recipe = build(args.sampler, objective)  # adaptive: was snr = compute_snr(...), snr_gamma
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)  # yours without cpu=True
+    accelerator, monitor = Accelerator(cpu=True, gradient_accumulation_steps=2), Monitor(bins=5)  # yours without cpu=True
     sampler = Accelerated(accelerator, recipe.sampler)  # adaptive
-    optimizer = torch.optim.AdamW([parameter for parameter in unet.parameters() if parameter.requires_grad], lr=1e-3)
-    unet, optimizer = accelerator.prepare(unet, optimizer)
-    monitor = Monitor(bins=5)
+    lora = [parameter for parameter in unet.parameters() if parameter.requires_grad]
+    unet, optimizer = accelerator.prepare(unet, torch.optim.AdamW(lora, lr=1e-3))
     images, captions = torch.rand(64, 3, 8, 8) * 2 - 1, torch.randint(100, (64, 8))  # your images, and tokenizer(text)
     if args.resume_from_checkpoint:
         saved = torch.load(args.resume_from_checkpoint, weights_only=True)
@@ -63,7 +62,6 @@ def main(args: argparse.Namespace) -> None:
                 optimizer.step()
             optimizer.zero_grad()
             monitor.update(draw, losses)
-
     Path(args.output).parent.mkdir(parents=True, exist_ok=True)
     state = {"lora": get_peft_model_state_dict(unet), "optimizer": optimizer.state_dict()}
     torch.save({**state, "sampler": recipe.sampler.state_dict(), "random_state": torch.get_rng_state()}, args.output)

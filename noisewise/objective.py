@@ -156,7 +156,7 @@ class Objective:
         both = sigma**2 + d**2 * alpha**2
         skip, out = d**2 * alpha / both, d * sigma / torch.sqrt(both)
         if self.prediction == "v":
-            out = -out
+            out = -out  # v is edm's output for sigma_data = 1, with the other sign
         return over_samples(skip, x_u) * x_u + over_samples(out, x_u) * output
 
     def per_prediction(self, eps_weight: Tensor, u: Tensor) -> Tensor:

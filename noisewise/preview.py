@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisewise.diagnostics import mean_density
+from noisewise.diagnostics import mean_density, middles
 from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers import Sampler
@@ -119,7 +119,7 @@ def preview(
     if weight_of not in WEIGHT_OF:
         raise ValueError(f"unknown weight_of {weight_of!r}: choose one of {', '.join(WEIGHT_OF)}")
     bins = bins or min(process.steps or 500, 1000)
-    u = (torch.arange(bins) + 0.5) / bins
+    u = middles(bins)
     density = mean_density(sampler, bins)
     p, correction = density.cpu(), sampler._weight(u.to(density), density).cpu()
     objective = objective or getattr(sampler, "objective", None) or Objective(process)
@@ -149,9 +149,9 @@ def _time_rate(process: Process, bins: int) -> Tensor:
         return process.time(torch.linspace(0, 1, bins + 1, dtype=torch.float64)).diff() * bins
     if process.steps == 1:
         return torch.ones(bins)
-    times = process.time((torch.arange(process.steps) + 0.5) / process.steps).double().numpy()
-    middles = (times[1:] + times[:-1]) / 2
-    edges = np.concatenate([[2 * times[0] - middles[0]], middles, [2 * times[-1] - middles[-1]]])
+    times = process.time(middles(process.steps)).double().numpy()
+    inner = (times[1:] + times[:-1]) / 2
+    edges = np.concatenate([[2 * times[0] - inner[0]], inner, [2 * times[-1] - inner[-1]]])
     at = np.interp(np.linspace(0, 1, bins + 1), np.linspace(0, 1, process.steps + 1), edges)
     return torch.from_numpy(np.diff(at) * bins)
 

@@ -22,7 +22,7 @@ from typing import Any, get_args
 from noisewise.objective import Objective
 from noisewise.processes import PROCESSES, Process
 from noisewise.samplers import SAMPLERS, Sampler
-from noisewise.samplers.learning import Learner
+from noisewise.samplers.learning import Learner, split_objective
 from noisewise.weighting import WEIGHTINGS, NoWeight, Weighting, WeightProduct
 
 
@@ -55,10 +55,7 @@ def build(spec: str, process: Process | Objective, *, objective: Objective | Non
             target need it.
         common: settings for the outermost sampler that the spec does not give, such as seed=1.
     """
-    if isinstance(process, Objective):
-        if objective not in (None, process):
-            raise ValueError("the objective is given twice, as the second argument and as objective=: leave one out")
-        objective, process = process, process.process
+    process, objective = split_objective(process, objective)
     sampler_term, weighting = _terms(spec)
     inherited: dict[str, Any] = {"objective": objective}
     if any(term.name in WEIGHTINGS for term in parse(spec)):  # "adaptive+none" asks for no weight, "adaptive" for its own
@@ -196,14 +193,15 @@ def _value(key: str, text: str, kinds: tuple[Any, ...]) -> Any:
         return build_weighting(_unbracketed(text))
     if str in kinds:
         return text
-    words = {"true": True, "false": False, "none": None}
-    known = {word: value for word, value in words.items() if (bool if value is not None else NoneType) in kinds}
-    if text.lower() in known:
-        return known[text.lower()]
+    words: dict[str, bool | None] = {"true": True, "false": False} if bool in kinds else {}
+    if NoneType in kinds:
+        words["none"] = None
+    if text.lower() in words:
+        return words[text.lower()]
     try:
         number = _number(text)
     except ValueError:
-        expected = " or ".join([*(["a number"] if {int, float} & set(kinds) else []), *known])
+        expected = " or ".join([*(["a number"] if {int, float} & set(kinds) else []), *words])
         raise SpecError(f"{key}={text}: expected {expected}") from None
     if int not in kinds or float in kinds:
         return number

@@ -166,7 +166,7 @@ class Debiased(OfLogSNR):
         super().__init__(debiased)
 
 
-class EDMWeight(OfLogSNR):
+class EDMWeight(Weighting):
     """EDM's weight (Karras et al. 2022): 1 on what a network with the "edm" prediction returns.
 
     Args:
@@ -174,9 +174,9 @@ class EDMWeight(OfLogSNR):
     """
 
     def __init__(self, sigma_data: float | None = None) -> None:
+        super().__init__()
         if sigma_data is not None:
             _check_positive("sigma_data", sigma_data)
-        super().__init__(partial(edm, sigma_data=sigma_data or 0.5))
         self.sigma_data = sigma_data
 
     def forward(self, objective: Objective, u: Tensor) -> Tensor:

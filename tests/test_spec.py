@@ -87,13 +87,26 @@ def test_values_have_types():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1e+3", 1000), ("1E+3", 1000), ("2.5e+1", 25), (".5e+1", 5), ("5.e+0", 5), ("1e3", 1000), ("1e-3", 1e-3)],
+    [
+        ("1e+3", 1000),
+        ("1E+3", 1000),
+        ("2.5e+1", 25),
+        (".5e+1", 5),
+        ("5.e+0", 5),
+        ("1e3", 1000),
+        ("1e-3", 1e-3),
+    ],
 )
 def test_numbers_with_an_exponent(text, value):
     recipe = build(f"switch:first=(speed:k={text}+none),then=uniform,at=3+minsnr:gamma={text}+p2", process())
     assert recipe.sampler.first.k == value
     expected = weights_of(MinSNR(value)) * weights_of(WEIGHTINGS["p2"]())
     torch.testing.assert_close(weights_of(recipe.weighting), expected)
+
+
+@pytest.mark.parametrize(("text", "value"), [("-1e+0", -1), ("-2.5E+1", -25), ("-1e-1", -0.1)])
+def test_negative_numbers_with_an_exponent(text, value):
+    assert build(f"lognormal:mean={text}+minsnr", process()).sampler.mean == value
 
 
 def test_the_types_of_settings_are_read_from_their_annotations(monkeypatch):

@@ -16,7 +16,7 @@ from noisewise.evaluation.solvers import Solver, default_solver
 from noisewise.evaluation.trained import WEIGHTS, Trained, load_trained
 
 ENDINGS = {"npz": ".npz", "grid": ".png"}
-PICTURES = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".zip")
+NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".zip")
 
 
 def model_options(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
     ending = ENDINGS.get(args.format, "")
     out = args.out or trained.folder / "generated" / f"step-{trained.step:08d}-seed-{args.seed}{ending}"
     format = args.format or {ending: name for name, ending in ENDINGS.items()}.get(out.suffix, "png")
-    if format == "png" and out.suffix.lower() in PICTURES:
+    if format == "png" and out.suffix.lower() in NO_FOLDERS:
         raise ValueError(f"--out {out.name}: a grid is written as .png, many images into a folder or an .npz file")
     if format in ENDINGS and out.suffix != ENDINGS[format]:
         raise ValueError(

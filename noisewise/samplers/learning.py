@@ -20,7 +20,7 @@ def split_objective(given: Process | Objective, objective: Objective | None) -> 
     if not isinstance(given, Objective):
         return check_process(given), objective
     if objective not in (None, given):
-        raise ValueError("the objective is given twice, as the first argument and as objective=: leave one out")
+        raise ValueError("the objective is given twice, in place of the process and as objective=: leave one out")
     return given.process, given
 
 

@@ -76,8 +76,8 @@ def check_data(folder: Path, parts: Parts) -> None:
         state = json.loads((folder / "checkpoints" / checkpoint.name_of(steps[-1]) / "state.json").read_text())["data"]
     except (IndexError, OSError, ValueError, KeyError, TypeError):
         return  # no checkpoint, or a broken one: the run falls back by itself
-    if difference := parts.other_data(state):
-        raise ValueError(f"{folder} was made with other data: {difference}. Give another --out")
+    if found := parts.other_data(state):
+        raise ValueError(f"{folder} was made with other data: {', '.join(found.values())}. Give another --out")
 
 
 def progress_of(folder: Path) -> tuple[int, float]:

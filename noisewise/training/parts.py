@@ -31,11 +31,11 @@ class Parts:
     def fingerprint(self) -> str:
         return self.source.fingerprint()
 
-    def other_data(self, description: dict[str, Any]) -> str:
-        """How the data differ from those of a description; empty if they do not, or if it does not say."""
-        mine = {"samples": len(self.source), "fingerprint": self.fingerprint}
-        differences = [(name, description.get(name, value), value) for name, value in mine.items()]
-        return ", ".join(f"{name} {before} -> {now}" for name, before, now in differences if before != now)
+    def other_data(self, before: dict[str, Any]) -> dict[str, str]:
+        """How the data differ from those of an earlier description; empty if they do not, or if it does not say."""
+        now = self.description()
+        told = [name for name in ("samples", "fingerprint") if name in before]
+        return {name: f"{name} {before[name]} -> {now[name]}" for name in told if before[name] != now[name]}
 
     def description(self) -> dict[str, Any]:
         """What has to be known of the data to use the model without them, and to recognise them."""

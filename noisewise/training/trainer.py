@@ -303,10 +303,11 @@ class Trainer:
 
     def _check_data(self, description: dict[str, Any]) -> None:
         """An error if there are more or fewer samples than the run was trained on, a warning if they do not look the same."""
-        difference = self.parts.other_data(description)
-        if "samples" in difference:
+        found = self.parts.other_data(description)
+        difference = ", ".join(found.values())
+        if "samples" in found:
             raise ValueError(f"the data are not those that it was trained on ({difference}): begin a new run with --out")
-        if difference:
+        if found:
             warnings.warn(
                 f"the data are not those that the run was trained on, or are stored in another way ({difference}): if they are "
                 "others, it is no longer one run, and should be begun anew with --out",

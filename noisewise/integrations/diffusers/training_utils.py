@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisewise.diagnostics import middles
 from noisewise.integrations.diffusers.flow import ShiftedFlow
 from noisewise.integrations.diffusers.schedulers import table_prediction
 from noisewise.objective import LOG_SNR_LIMIT, Objective, eps_error_per_prediction_error
 from noisewise.processes import Flow
 from noisewise.samplers import Mode, Sampler
 from noisewise.spec import SpecError, build
-from noisewise.weighting import NoWeight, OfLogSNR, Simple, Weighting, WeightProduct, min_snr
+from noisewise.weighting import EDMWeight, NoWeight, OfLogSNR, Simple, Weighting, WeightProduct, min_snr
 
 DIFFUSERS_SCHEMES = ("logit_normal", "mode", "sigma_sqrt", "cosmap", "none")
 LARGEST = 1 - 2.0**-24
@@ -138,7 +139,7 @@ def compute_loss_weighting_for_sd3(weighting_scheme: str, sigmas: Tensor | None 
     if isinstance(weighting, NoWeight):
         return torch.ones_like(sigma)
     for factor in weighting.factors if isinstance(weighting, WeightProduct) else [weighting]:
-        if not isinstance(factor, OfLogSNR | NoWeight | Simple):
+        if not isinstance(factor, OfLogSNR | EDMWeight | NoWeight | Simple):
             raise SpecError(
                 f"{weighting_scheme!r}: {type(factor).__name__} is no function of sigma alone (it is trained, or needs the "
                 f"schedule), so this function cannot compute it. Use it in the loop:{LOOP.format(spec=weighting_scheme)}"
@@ -177,7 +178,7 @@ def _fixed_sampler(spec: str) -> Sampler:
     elif sampler.draws != "independent":
         why = f"has {sampler.draws} draws, which depend on the step and the rank"
     else:
-        u = (torch.arange(1000) + 0.5) / 1000
+        u = middles(1000)
         if not torch.allclose(sampler.density(u), build(spec, ShiftedFlow(shift=4.0)).sampler.density(u)):
             why = "depends on the scheduler's shift, which is not known here"
     if why is not None:
