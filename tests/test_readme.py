@@ -77,8 +77,8 @@ def test_the_summary_of_the_confirmation_is_that_of_the_rows():
     page, last = (ROOT / "docs" / "results.md").read_text(), confirmed()
     distance = {run: row["distance"] for run, row in last.items()}
 
-    def over(other, process=None):
-        mine = [run for run in distance if run[1] == "adaptive" and process in (None, run[0])]
+    def over(other):
+        mine = [run for run in distance if run[1] == "adaptive"]
         pairs = [(distance[run], distance[run[0], other, run[2]]) for run in mine if (run[0], other, run[2]) in distance]
         return [one / another for one, another in pairs]
 
