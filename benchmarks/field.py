@@ -24,7 +24,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -150,14 +150,34 @@ def prepare(config: Config) -> None:
 def about(config: Config, images: int) -> dict[str, Any]:
     """What tells a run from others, whichever session it was made in."""
     found: dict[str, Any] = {name: getattr(config, name) for name in ASKED if name not in ("settings", "images")}
-    others = {name: value for name, value in plain(config).items() if name not in (*found, *ELSEWHERE)}
-    digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:8]
-    return {**found, "settings": digest, "images": images}
+    return {**found, "settings": settings_of(plain(config)), "images": images}
+
+
+def settings_of(config: dict[str, Any]) -> str:
+    """A digest of all other settings that are not at their defaults: a setting that is new since then changes nothing."""
+    usual = dict(leaves(plain(Config())))
+    others = {
+        name: value
+        for name, value in leaves(config)
+        if name.partition(".")[0] not in (*ASKED, *ELSEWHERE) and value != usual.get(name)
+    }
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def leaves(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values with their dotted names."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{above}{name}.")
+        else:
+            yield above + name, value
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
     """The same as something to look up, in a row that was published, whenever that was, and in one that is not yet."""
     now = {**row, "sampler": spec_now(row)}
+    if "config" in row:
+        now["settings"] = settings_of(row["config"])
     return tuple(publishable(now.get(name)) for name in ASKED)
 
 

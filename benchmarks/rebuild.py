@@ -3,8 +3,9 @@
     python benchmarks/rebuild.py benchmarks/results/cifar10-v1-field.jsonl --out out/field
     noisewise report out/field --figures out/figures
 
-A run that several sessions have begun is that of the session which got farthest, the newest of them. Rows have what evaluations
-found and what the sampler drew at that moment; curves of training between evaluations, and pictures, are not there.
+A run that several sessions have begun is that of the session which got farthest, of several such with the most evaluations, of
+several such the newest. Rows have what evaluations found and what the sampler drew at that moment; curves of training between
+evaluations, and pictures, are not there.
 
 Seconds of runs that shared a GPU mean nothing. With `--cost FILE`, rows of method_cost.py, each run gets the seconds that
 its steps take alone: a step of uniform, times what was measured for its sampler.
@@ -60,8 +61,9 @@ def best_sessions(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     for row in rows:
         runs.setdefault(key(row), {}).setdefault(row["session"], []).append(row)
 
-    def reached(found: tuple[str, list[dict[str, Any]]]) -> tuple[float, str]:
-        return max((row.get("share", 0.0) for row in found[1]), default=0.0), found[0]
+    def reached(found: tuple[str, list[dict[str, Any]]]) -> tuple[float, int, str]:
+        shares = [row["share"] for row in found[1] if "share" in row]
+        return max(shares, default=0.0), len(shares), found[0]
 
     return [max(sessions.items(), key=reached)[1] for sessions in runs.values()]
 

@@ -55,7 +55,7 @@ def ranked(runs: dict[tuple[str, int], dict[float, float]], shares: Sequence[flo
     ratios = {spec: statistics.fmean(runs[spec, s][1.0] / uniform[s] for one, s in runs if one == spec) for spec, _ in runs}
     for spec in sorted(ratios, key=lambda one: ratios[one]):
         found = {seed: curve for (one, seed), curve in sorted(runs.items()) if one == spec}
-        cells = [" / ".join(f"{curve[share]:.1f}" for curve in found.values()) for share in shares]
+        cells = [" / ".join(f"{c[share]:.1f}" if share in c else "–" for c in found.values()) for share in shares]
         cells.append(" / ".join(f"{curve[1.0] / uniform[seed]:.2f}" for seed, curve in found.items()))
         cells.append(" / ".join(reached(curve, uniform[seed]) for seed, curve in found.items()))
         yield spec, f"| `{spec}` | {' / '.join(map(str, found))} | " + " | ".join(cells) + " |"

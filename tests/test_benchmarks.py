@@ -175,6 +175,10 @@ def test_rows_are_collected_once_and_say_what_was_drawn_and_what_failed(benchmar
     assert (failed["method"], failed["failed"]) == ("p2", "no file x.npz")
     assert field.key(end) == field.key(field.about(configs[0], 100))
     assert field.key(failed) != field.key(end)
+    older = {name: value for name, value in end["config"].items() if name != "sigma_data"}  # there was no such setting once
+    assert field.key({**end, "config": older, "settings": "of then"}) == field.key(end)
+    assert field.key({**end, "config": {**end["config"], "batch": 7}}) != field.key(end)
+    assert field.key({**end, "config": {**end["config"], "optimizer": {**older["optimizer"], "lr": 0.1}}}) != field.key(end)
 
 
 def test_published_rows_name_no_places_and_hold_no_nan(benchmark):
@@ -238,6 +242,12 @@ def test_runs_rebuilt_from_rows_are_those_that_the_rows_came_from(benchmark, tmp
         pass
     cut = {**json.loads(args.json.read_text().splitlines()[0]), "session": "a later one", "distance": 1.0}
     args.json.write_text(args.json.read_text() + json.dumps(cut) + "\n")  # of a session that did not get as far
+    (end,) = [
+        row
+        for row in map(json.loads, args.json.read_text().splitlines())
+        if (row["method"], row.get("share")) == ("uniform", 1)
+    ]
+    args.json.write_text(args.json.read_text() + json.dumps({**end, "session": "with fewer evaluations"}) + "\n")
     monkeypatch.setattr("sys.argv", ["rebuild.py", str(args.json), "--out", str(tmp_path / "again")])
     benchmark("rebuild").main()
     again = read_comparison(tmp_path / "again")
