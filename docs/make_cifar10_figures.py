@@ -12,7 +12,9 @@ from noisewise.study.report import write_figures
 
 from rebuild import rebuild  # isort: skip
 
-SHOWN = ("quality-linear", "quality-cosine", "quality-quadratic", "loss-linear", "loss-cosine", "density-linear")
+FLOW = "flow-time-scale=1000"
+QUALITY = ("quality-linear", "quality-cosine", "quality-quadratic", "quality-edm", f"quality-{FLOW}")
+SHOWN = (*QUALITY, "loss-linear", "loss-cosine", "density-linear")
 WIDTH = 1000  # pixels
 
 if __name__ == "__main__":
@@ -20,4 +22,6 @@ if __name__ == "__main__":
         rebuild(rows("cifar10-v1-confirmation.jsonl"), Path(folder) / "runs", cost=RESULTS / "cifar10-v1-method-cost.jsonl")
         write_figures(Path(folder) / "runs", Path(folder) / "figures", ("png",))
         for name in SHOWN:
-            smaller(Path(folder) / "figures" / f"{name}.png", "cifar10_" + name.replace("-", "_"), WIDTH, 128)
+            smaller(
+                Path(folder) / "figures" / f"{name}.png", "cifar10_" + name.replace(FLOW, "flow").replace("-", "_"), WIDTH, 128
+            )

@@ -3,7 +3,7 @@
 import csv
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ def confirmation_table() -> list[str]:
 
 
 def headline_table() -> list[str]:
-    """The same at the end of the budget, a line for each process: all seeds in a cell, a dash for one that was not run."""
+    """The same at the end of the budget, a line for each process: all seeds in a cell."""
     specs = ("uniform", "lognormal", "minsnr:gamma=5", "adaptive")
     shown = " | ".join(f"`{spec}`" for spec in specs)
     lines = [f"| process | {shown} | `adaptive` over `uniform` | its steps to `uniform`'s last FID |", "|---" * 7 + "|"]
@@ -101,7 +101,7 @@ def headline_table() -> list[str]:
         runs = curves([row for row in rows("cifar10-v1-confirmation.jsonl") if row["process"] == process])
         seeds = sorted(seed for spec, seed in runs if spec == "uniform")
         last = {run: curve[1.0] for run, curve in runs.items()}
-        cells = [" / ".join(f"{last[spec, s]:.1f}" if (spec, s) in last else "–" for s in seeds) for spec in specs]
+        cells = [in_order({seed: f"{last[spec, seed]:.1f}" for seed in seeds if (spec, seed) in last}, seeds) for spec in specs]
         cells.append(" / ".join(f"{last['adaptive', seed] / last['uniform', seed]:.2f}" for seed in seeds))
         cells.append(" / ".join(reached(runs["adaptive", seed], last["uniform", seed]) for seed in seeds))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
@@ -160,8 +160,12 @@ def over_uniform(files: tuple[str, ...], process: str, steps: int, specs: tuple[
     ends = [row for row in found if (row["process"], row["steps"]) == (process, steps)]
     uniform = {row["seed"]: row["distance"] for row in ends if row["sampler"] == "uniform"}
     wanted = {row["seed"]: row["distance"] for row in ends if spec_now(row) in specs}
-    cells = [f"{wanted[seed] / uniform[seed]:.2f}" if seed in wanted else "–" for seed in sorted(uniform)]
-    return " / ".join(cells) if wanted else ""
+    return in_order({seed: f"{value / uniform[seed]:.2f}" for seed, value in wanted.items()}, uniform)
+
+
+def in_order(found: dict[int, str], seeds: Iterable[int]) -> str:
+    """What was found for each of the seeds; a dash for one that was not run, and nothing if none was."""
+    return " / ".join(found.get(seed, "–") for seed in sorted(seeds)) if found else ""
 
 
 def cifar10_search_table() -> list[str]:
