@@ -82,12 +82,19 @@ def main() -> None:
         for one in combinations(replace(config, seed=seed), list(named.values()), schedules, 1, args.out)
     ]
     known = [row for path in (*args.done, args.json) if path is not None for row in read_rows(path)]
-    ended = {key(row) for row in known if row.get("share") == 1}
+    ended = {key(row) for row in known if row.get("share") == 1 and args.headline in (None, row.get("headline_images"))}
     left = [one for one in configs if key(about(one, args.images)) not in ended]
     print(f"{len(configs)} runs, {len(configs) - len(left)} of them in the files already")
     if not left:
         return
-    plan = Plan(config.name, next(iter(named.values())), f"{args.steps}it", shares(args.evaluate_at), args.images)
+    plan = Plan(
+        name=config.name,
+        baseline=next(iter(named.values())),
+        budget=f"{args.steps}it",
+        evaluate_at=shares(args.evaluate_at),
+        images=args.images,
+        headline=args.headline,
+    )
     collector = Collector(left, args, {spec: name for name, spec in named.items()}, known)
     threading.Thread(target=prepare, args=(config,), daemon=True).start()
     with StopRequest() as stop:
@@ -113,6 +120,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=10000)
     parser.add_argument("--evaluate-at", default="0.25,0.5,0.75,1", help="shares of the steps")
     parser.add_argument("--images", type=int, default=5000, help="generated for each evaluation")
+    parser.add_argument("--headline", type=int, help="images of one more distance at the end of each run")
     parser.add_argument("--workers", type=int, default=3, help="runs at the same time")
     parser.add_argument("--limit-seconds", type=float, help="then save and end")
     parser.add_argument("--out", type=Path, default=Path("out/field"), help="the folder of the runs")
@@ -274,6 +282,8 @@ def line(row: dict[str, Any]) -> str:
     if "failed" in row:
         return f"{name}  failed: {row['failed']}"
     value = f"{row['metric']} {row['distance']:8.3f}" if row["distance"] is not None else ""
+    if row["headline"] is not None:
+        value += f"  {row['headline']:8.3f} of {row['headline_images']:,}"
     return f"{name}  {row['share']:4.0%}  {value}  loss {row['loss']:.5f}  {row['steps_per_second']} it/s"
 
 

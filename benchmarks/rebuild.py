@@ -51,7 +51,15 @@ def rebuild(rows: list[dict[str, Any]], out: Path, baseline: str = "uniform", co
     names = [write_run(out / "runs", run) for run in runs]
     some = next(row for run in runs for row in run)
     shares = sorted({row["share"] for run in runs for row in run if "share" in row} | {1.0})
-    Plan(some["name"], baseline, f"{some['steps']}it", tuple(shares), some["images"], tuple(names)).write(out)
+    Plan(
+        name=some["name"],
+        baseline=baseline,
+        budget=f"{some['steps']}it",
+        evaluate_at=tuple(shares),
+        images=some["images"],
+        runs=tuple(names),
+        headline=max(row.get("headline_images") or 0 for run in runs for row in run) or None,
+    ).write(out)
     return len(names)
 
 

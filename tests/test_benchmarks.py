@@ -235,6 +235,7 @@ def test_runs_rebuilt_from_rows_are_those_that_the_rows_came_from(benchmark, tmp
         tmp_path / "out",
         {("linear", "uniform", 0): curve(70.0, 50.0), ("linear", "lognormal", 0): curve(60.0, 40.0)},
         failures={("linear", "p2", 0): "out of memory"},
+        headline=500,
     )
     args = argparse.Namespace(out=tmp_path / "out", json=tmp_path / "rows.jsonl", images=100, workers=3)
     names = {name: name for name in ("uniform", "lognormal", "p2")}
@@ -251,7 +252,7 @@ def test_runs_rebuilt_from_rows_are_those_that_the_rows_came_from(benchmark, tmp
     monkeypatch.setattr("sys.argv", ["rebuild.py", str(args.json), "--out", str(tmp_path / "again")])
     benchmark("rebuild").main()
     again = read_comparison(tmp_path / "again")
-    assert again.plan.evaluate_at == (0.5, 1.0)
+    assert (again.plan.evaluate_at, again.plan.images, again.plan.headline) == ((0.5, 1.0), 100, 500)
     assert [outcome.status for outcome in again.outcomes] == [outcome.status for outcome in made.outcomes]
     for old, new in zip(made.outcomes, again.outcomes, strict=True):
         assert (new.sampler, new.seed, new.failure and new.failure.message) == (

@@ -60,6 +60,7 @@ def main(arguments: list[str]) -> int:
         evaluate_at=shares(known.evaluate_at),
         images=known.images,
         command=("compare", *arguments),
+        headline=known.headline,
     )
     launcher = chosen_launcher(known, folder, len(samplers))
     with StopRequest() as stop:
@@ -90,6 +91,9 @@ def own_options() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--images", type=int, default=1000, help="generated images of each evaluation; 5000 or more for figures"
+    )
+    parser.add_argument(
+        "--headline", type=int, metavar="IMAGES", help="one more distance at the end of each run, as in 50000; default: none"
     )
     parser.add_argument("--out", type=Path, default=None, help="a folder for runs, results and report")
     add_launcher_options(parser)
@@ -150,7 +154,7 @@ def conduct(plan: Plan, configs: list[Config], launcher: Launcher, *, stop: Stop
     check_all(folder, plan, configs)
     with alone(folder):
         merged(plan, configs, folder).write(folder)
-        jobs = [Job(config, plan.evaluate_at, plan.images) for config in configs]
+        jobs = [Job(config, plan.evaluate_at, plan.images, plan.headline) for config in configs]
         jobs = [job for job in jobs if not is_finished(job)]
         for job in jobs:
             forget_failure(job.folder)

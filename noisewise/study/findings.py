@@ -6,7 +6,7 @@ from noisewise.samplers.learning import Learner
 from noisewise.spec import build, build_process
 from noisewise.study.outcome import Comparison, Outcome
 from noisewise.study.paired import SEEDS, SIGNIFICANT
-from noisewise.study.summary import Summary, metric_label, summarise
+from noisewise.study.summary import Summary, headline_images, metric_label, summarise
 
 FLAT = 1e-3  # how much a density may differ between noise levels and count as uniform
 ENOUGH = 5  # seeds; with fewer, even runs that all agree hardly give a small p
@@ -43,6 +43,11 @@ def explanation(comparison: Comparison) -> str:
         "that happen to agree make a small p of nothing.",
         "Bold is the lowest mean, which claims nothing.",
     ]
+    if headline := headline_images(summaries):
+        said.append(
+            f"{what} of {headline:,} is of that many images, made at the end: it falls with their number, so compare it with "
+            "such figures only, as those of papers."
+        )
     tested = [len(one.reached) for one in summaries if one.p is not None]
     if tested and min(tested) < ENOUGH:
         said.append(f"With {min(tested)} seeds any p is weak: {ENOUGH} or more are needed to tell small differences.")

@@ -1,7 +1,7 @@
 """What is measured of a run along the way: the distance of its images to the data, and its held-out loss by noise level."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,16 +30,26 @@ def nothing() -> None:
 
 
 def evaluate(
-    run: Run, share: float, images: int, tell: Callable[[str], None] = print, check: Callable[[], None] = nothing
+    run: Run,
+    share: float,
+    images: int,
+    *,
+    headline: int | None = None,
+    tell: Callable[[str], None] = print,
+    check: Callable[[], None] = nothing,
 ) -> Evaluation:
     """Measure a run as it is, with its averaged weights, and draw a few samples into its folder; training is not touched.
 
-    `check` is called again and again meanwhile, and may raise to end it.
+    With `headline` the distance of that many images is measured as well, of which the first are the same ones. `check` is
+    called again and again meanwhile, and may raise to end it.
     """
     trainer, objective = run.trainer, run.trainer.objective
     held_out = held_out_of(run, check=check)
     samples = run.generate(images, check)
-    metric, distance = distance_to_data(run, samples, tell, check)
+    metric, distance = distance_to_data(run, [samples], tell, check)
+    more = None
+    if headline is not None and metric is not None:
+        _, more = distance_to_data(run, continued(run, samples, headline, check), tell, check)
     if trainer.device.type == "cuda":
         torch.cuda.empty_cache()  # other runs may share the device, and recordings took gigabytes
     return Evaluation(
@@ -52,7 +62,16 @@ def evaluate(
         held_out=held_out.loss.tolist(),
         vlb=held_out.weighted(VLB(), objective) if isinstance(objective.process, DDPM) else None,
         picture=draw(run, samples[:SHOWN]),
+        headline_images=None if more is None else headline,
+        headline=more,
     )
+
+
+def continued(run: Run, samples: Tensor, count: int, check: Callable[[], None]) -> Iterator[Tensor]:
+    """These samples and the ones that follow them, `count` in all, in parts that take no more memory than the first."""
+    yield samples
+    for first in range(len(samples), count, len(samples)):
+        yield run.generate(min(len(samples), count - first), check, first=first)
 
 
 def held_out_of(run: Run, images: int = HELD_OUT, check: Callable[[], None] = nothing) -> Validation:
@@ -95,9 +114,9 @@ def _network(source: Source, device: str) -> Network:
 
 
 def distance_to_data(
-    run: Run, samples: Tensor, tell: Callable[[str], None], check: Callable[[], None] = nothing
+    run: Run, samples: Iterable[Tensor], tell: Callable[[str], None], check: Callable[[], None] = nothing
 ) -> tuple[str | None, float | None]:
-    """FID, or its like for the digits; nothing for samples that are no images, or without Inception's weights."""
+    """FID, or its like for the digits, of samples in parts; nothing if they are no images, or without Inception's weights."""
     source, device = run.trainer.parts.source, run.trainer.device
     if not source.image:
         return None, None
@@ -108,5 +127,5 @@ def distance_to_data(
         return None, None
     if source not in _REAL:
         _REAL[source] = real_statistics(source, network, device, progress=lambda _: check())
-    found = compare_images([to_uint8(samples)], _REAL[source], network, device, progress=lambda _: check())
+    found = compare_images(map(to_uint8, samples), _REAL[source], network, device, progress=lambda _: check())
     return network.metric, float(found[network.metric])

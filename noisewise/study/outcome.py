@@ -32,6 +32,7 @@ class Plan:
     images: int  # generated for each evaluation
     runs: tuple[str, ...] = ()  # folders under runs/, in the order of tables
     command: tuple[str, ...] = ()  # the arguments that repeat it
+    headline: int | None = None  # images of one more distance at the end of each run, such as the 50,000 of papers
 
     def write(self, folder: Path) -> None:
         """Write comparison.json."""
@@ -66,6 +67,8 @@ class Evaluation:
     held_out: list[float]  # plain loss at equally spaced noise levels, least noise first
     vlb: float | None = None  # their mean with the weights of the variational bound, where the process has them
     picture: str | None = None  # of a few samples, relative to the run's folder
+    headline_images: int | None = None
+    headline: float | None = None  # the distance of so many images: lower than `distance`, and not to be compared with it
 
     def __post_init__(self) -> None:
         if not self.held_out:

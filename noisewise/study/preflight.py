@@ -24,6 +24,8 @@ def check_all(folder: Path, plan: Plan, configs: list[Config]) -> None:
         raise ValueError(f"--evaluate-at must be increasing shares of the budget, the last one 1, got {list(shares)}")
     if plan.images < 2:
         raise ValueError(f"--images must be >= 2, got {plan.images}")
+    if plan.headline is not None and plan.headline <= plan.images:
+        raise ValueError(f"--headline is for more than the {plan.images} images of every evaluation, got {plan.headline}")
     if configs[0].parallel == "fsdp":
         raise ValueError("compare trains each run in one process: use parallel=ddp")
     parts = build_parts(configs[0])
@@ -40,7 +42,7 @@ def check_plan(folder: Path, plan: Plan) -> None:
     if not (folder / PLAN).exists():
         return
     before = Plan.read(folder)
-    for name in ("budget", "evaluate_at", "images"):
+    for name in ("budget", "evaluate_at", "images", "headline"):
         old, new = getattr(before, name), getattr(plan, name)
         if old != new:
             option = f"--{name.replace('_', '-')}"
@@ -49,6 +51,8 @@ def check_plan(folder: Path, plan: Plan) -> None:
 
 def said(value: object) -> str:
     """As on the command line."""
+    if value is None:
+        return "none"
     return ",".join(f"{share:g}" for share in value) if isinstance(value, tuple) else str(value)
 
 

@@ -21,9 +21,9 @@ from noisewise.study.summary import Spread, Summary, summarise
 from noisewise.training.folder import replace_file
 from noisewise.training.options import plain
 
-MEASURED = ("metric", "distance", "loss", "vlb", "held_out")  # of the final evaluation
-FLAT = ("share", "step", "seconds", "images", "metric", "distance", "loss", "vlb")  # of each evaluation
-SPREADS = ("steps", "seconds", "steps_per_second", "loss", "distance", "area")  # of a summary
+MEASURED = ("metric", "distance", "headline", "loss", "vlb", "held_out")  # of the final evaluation
+FLAT = ("share", "step", "seconds", "images", "metric", "distance", "headline", "loss", "vlb")  # of each evaluation
+SPREADS = ("steps", "seconds", "steps_per_second", "loss", "distance", "headline", "area")  # of a summary
 
 
 def write_results(comparison: Comparison) -> list[Path]:
@@ -55,6 +55,7 @@ def result_row(comparison: Comparison, outcome: Outcome) -> dict[str, Any]:
         "budget": plan.budget,
         "evaluate_at": list(plan.evaluate_at),
         "images": plan.images,
+        "headline_images": plan.headline,
         "config": plain(outcome.config),
         "environment": outcome.environment(),
     }

@@ -52,6 +52,8 @@ class Summary:
     steps_per_second: Spread | None
     loss: Spread | None  # held out, mean over noise levels
     distance: Spread | None
+    headline: Spread | None  # the distance of more images, if it was asked for
+    headline_images: int | None
     area: Spread | None  # mean of the value over the budget, from the first evaluation to the last
     ratio: float | None  # geometric mean, over seeds that the baseline finished too, of the value over the baseline's
     p: float | None  # of a paired t-test on the logarithm of those ratios, two-sided; None with fewer than two pairs
@@ -118,6 +120,11 @@ def metric_label(metric: str | None) -> str:
     return {None: "held-out loss", "fid": "FID"}.get(metric, metric or "")
 
 
+def headline_images(summaries: Iterable[Summary]) -> int | None:
+    """The images of the distances measured at the end besides the usual ones; None if there are none."""
+    return next((one.headline_images for one in summaries if one.headline is not None), None)
+
+
 class _Pair(NamedTuple):
     """Two finished runs with the same seed, at their ends."""
 
@@ -159,6 +166,8 @@ def _summary(runs: Runs, pairs: list[_Pair], baseline: bool, metric: str | None,
         steps_per_second=_spread(end.step / end.seconds for end in ends if end.seconds > 0),
         loss=_spread(end.loss for end in ends),
         distance=_spread(end.distance for end in ends if end.metric == metric),
+        headline=_spread(end.headline for end in ends if end.metric == metric),
+        headline_images=next((end.headline_images for end in ends if end.headline_images is not None), None),
         area=_spread(mean_value(curve, unit) for curve in curves.values()),
         ratio=mean_ratio(mine, theirs),
         p=None if baseline else paired_test(mine, theirs),

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from noisewise.study.findings import baseline_name, explanation, findings, p_text
 from noisewise.study.outcome import Comparison
-from noisewise.study.summary import Spread, Summary, budget_unit, metric_label, summarise
+from noisewise.study.summary import Spread, Summary, budget_unit, headline_images, metric_label, summarise
 
 __all__ = ["explanation", "findings", "print_table", "table_rows"]
 
@@ -42,6 +42,7 @@ def table_columns(summaries: Sequence[Summary], unit: str = "steps") -> list[Col
         " / ".join(dict.fromkeys(metric_label(one.metric) for one in summaries if one.metric)),
     )
     several = len({one.process for one in summaries}) > 1
+    headline = headline_images(summaries)
     return [
         *([Column("schedule", lambda one: one.process, left=True)] if several else []),
         Column("sampler", lambda one: one.sampler, left=True),
@@ -50,6 +51,7 @@ def table_columns(summaries: Sequence[Summary], unit: str = "steps") -> list[Col
         Column("it/s", lambda one: number(one.steps_per_second.mean, 3) if one.steps_per_second else "", spare=7),
         Column("held-out loss", lambda one: spread_text(one.loss), spare=4 if metric else 0),
         *([Column(metric, lambda one: spread_text(one.distance))] if metric else []),
+        *([Column(f"{metric} of {headline:,}", lambda one: spread_text(one.headline), spare=1)] if headline else []),
         Column(f"over {name}", lambda one: "" if one.ratio is None else f"{one.ratio:.3f}"),
         Column(f"steps to {name}'s final", _steps_needed, spare=3 if unit == "steps" else 5),
         Column(f"seconds to {name}'s final", _seconds_needed, spare=5 if unit == "steps" else 3),

@@ -42,6 +42,7 @@ class Job:
     config: Config  # `out` is set
     evaluate_at: tuple[float, ...]
     images: int
+    headline: int | None = None  # images of one more distance at the end
 
     @property
     def folder(self) -> Path:
@@ -139,7 +140,7 @@ def _follow(run: Run, job: Job, turns: Iterable[float], stop: StopRequest, notes
             due = [share for share in pending if share <= turn and reached(run, share)]
             notes.state("evaluating", trainer.step, trainer.seconds)
             try:
-                _evaluate(run, due, job.images, stop)
+                _evaluate(run, due, job, stop)
             except Interrupted:
                 return False
             pending = pending[len(due) :]
@@ -159,7 +160,7 @@ def _train(run: Run, walk: Iterator[int], share: float) -> None:
     run.trainer.settle()
 
 
-def _evaluate(run: Run, shares: list[float], images: int, stop: StopRequest) -> None:
+def _evaluate(run: Run, shares: list[float], job: Job, stop: StopRequest) -> None:
     """Save, measure, and write down; shares that a single slow step has reached have one measurement in common."""
 
     def check() -> None:
@@ -167,10 +168,13 @@ def _evaluate(run: Run, shares: list[float], images: int, stop: StopRequest) -> 
             raise Interrupted
 
     run.save()
-    found = evaluate(run, shares[-1], images, check=check)
+    headline = job.headline if shares[-1] == 1 else None
+    found = evaluate(run, shares[-1], job.images, headline=headline, check=check)
     for share in shares:
         run.folder.log(replace(found, share=share).row())
     print(f"step {found.step}  evaluated at {shares[-1]:.0%} of the budget: {found.metric} {found.distance}", flush=True)
+    if headline is not None:
+        print(f"step {found.step}  {found.metric} of {headline:,} images: {found.headline}", flush=True)
 
 
 def reached(run: Run, share: float) -> bool:

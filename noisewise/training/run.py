@@ -140,8 +140,8 @@ class Run:
         with self.trainer.ema.applied(), self.accelerator.autocast():
             yield
 
-    def generate(self, count: int, check: Callable[[], None] | None = None) -> torch.Tensor:
-        """Samples of the averaged weights, made by all processes together when the model is sharded.
+    def generate(self, count: int, check: Callable[[], None] | None = None, *, first: int = 0) -> torch.Tensor:
+        """Samples of the averaged weights, from number `first` on, made by all processes together when the model is sharded.
 
         `check` is called after each batch, and may raise to end it.
         """
@@ -157,7 +157,7 @@ class Run:
                 Replay(trainer.call, trainer.network),
                 trainer.objective,
                 parts.source.shape,
-                range(count),
+                range(first, first + count),
                 classes=parts.classes,
                 solver=replace(default_solver(process), steps=min(steps, process.steps or steps)),
                 seed=self.config.seed,

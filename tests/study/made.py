@@ -38,32 +38,45 @@ def curve(*values, steps=1000, seconds=10.0):
     return [(share, round(share * steps), share * seconds, value) for share, value in zip(shares, values, strict=True)]
 
 
-def evaluations(points, metric="fid", images=100, losses=None, picture=None):
-    """A curve as evaluations; unless `losses` are given, a distance of 20 comes with a held-out loss of 0.2."""
+def evaluations(points, metric="fid", images=100, losses=None, picture=None, headline=None):
+    """A curve as evaluations; unless `losses` are given, a distance of 20 comes with a held-out loss of 0.2.
+
+    With `headline` images at the end the distance is half.
+    """
     made = []
     for i, (share, step, seconds, value) in enumerate(points):
         loss = value if metric is None else losses[i] if losses else 0.2 if value is None else value / 100
         held_out = [float(part) for part in loss * SHAPE]
         distance = None if metric is None or value is None else float(value)
-        made.append(Evaluation(share, step, seconds, images, metric, distance, held_out, loss / 10, picture))
+        more = (headline, distance / 2) if headline and share == 1 and distance is not None else (None, None)
+        made.append(Evaluation(share, step, seconds, images, metric, distance, held_out, loss / 10, picture, *more))
     return made
 
 
 def compared(
-    curves, *, baseline="uniform", budget="1000it", metric="fid", images=100, losses=None, failures=None, folder=Path("planted")
+    curves,
+    *,
+    baseline="uniform",
+    budget="1000it",
+    metric="fid",
+    images=100,
+    losses=None,
+    failures=None,
+    folder=Path("planted"),
+    headline=None,
 ):
     """A comparison in memory; `losses` maps keys to a held-out loss for each evaluation, `failures` to messages or Failures."""
     failures = {key: Failure(why) if isinstance(why, str) else why for key, why in (failures or {}).items()}
     keys = list(dict.fromkeys([*curves, *failures]))
     names = {key: f"{i:02d}-{key[1].partition(':')[0]}-{key[2]}" for i, key in enumerate(keys)}
     shares = sorted({point[0] for points in curves.values() for point in points} | {1.0})
-    plan = Plan("planted", baseline, budget, tuple(shares), images, tuple(names.values()), ("--preset", "digits"))
+    plan = Plan("planted", baseline, budget, tuple(shares), images, tuple(names.values()), ("--preset", "digits"), headline)
     outcomes = []
     for process, sampler, seed in keys:
         key = (process, sampler, seed)
         path = folder / "runs" / names[key]
         config = with_budget(tiny(name="planted", process=process, sampler=sampler, seed=seed, out=str(path)), budget)
-        found = evaluations(curves.get(key, []), metric, images, (losses or {}).get(key))
+        found = evaluations(curves.get(key, []), metric, images, (losses or {}).get(key), headline=headline)
         outcomes.append(Outcome(path, config, found, failures.get(key)))
     return Comparison(folder, plan, outcomes)
 

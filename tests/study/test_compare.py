@@ -107,6 +107,8 @@ def test_the_same_command_again_touches_no_run_and_prints_the_report_last(compar
         ("--budget=3it", "holds a comparison with --budget 6it, not 3it: give another --out"),
         ("--evaluate-at=0.25,1", "holds a comparison with --evaluate-at 0.5,1, not 0.25,1: give another --out"),
         ("--images=41", "holds a comparison with --images 40, not 41: give another --out"),
+        ("--headline=90", "holds a comparison with --headline none, not 90: give another --out"),
+        ("--headline=40", "--headline is for more than the 40 images of every evaluation, got 40"),
         ("--batch=32", "was made with other settings: batch: 16 -> 32. Give another --out"),
         ("--log.sample_steps=2", "was made with other settings: log.sample_steps: 3 -> 2. Give another --out"),
         ("--optimizer.lr=0.5", "was made with other settings: optimizer.lr: 0.003 -> 0.5. Give another --out"),

@@ -165,6 +165,13 @@ def test_the_facts_name_every_machine_and_the_size_of_the_fid(tmp_path):
     assert "planted, 1 thread; elsewhere, 8 threads" in " ".join(Reader(write_report(tmp_path).read_text()).words)
 
 
+def test_a_headline_is_what_can_be_compared_with_papers(tmp_path):
+    planted(tmp_path, two_seeds(), headline=50_000)
+    text = " ".join(Reader(write_report(tmp_path).read_text()).words)
+    assert "100 images each, 50,000 at the end" in text
+    assert "methods can be compared here, with papers by the FID of 50,000 in the table" in text
+
+
 def test_failed_and_unfinished_runs_are_named_with_their_reason(tmp_path):
     curves = two_seeds()
     curves["linear", "p2", 1] = curve(1.0, 2.0)[:1]

@@ -126,6 +126,13 @@ def test_the_summary_is_flat_and_exact(comparison):
     assert (lines[3]["verdict"], lines[3]["distance"], lines[3]["ratio"]) == ("no finished run", "", "")
 
 
+def test_a_headline_is_in_every_file(tmp_path):
+    rows, lines, summaries = written(planted(tmp_path, {("linear", "uniform", 0): curve(30, THIRD)}, headline=500))
+    assert [(row["headline_images"], row["headline"]) for row in rows] == [(500, THIRD / 2)]
+    assert [line["headline"] for line in lines] == ["", repr(THIRD / 2)]
+    assert float(summaries[0]["headline"]) == THIRD / 2
+
+
 def test_a_failure_that_was_overcome_is_not_reported(tmp_path):
     rows, _, _ = written(planted(tmp_path, {("linear", "uniform", 0): curve(3, 2)}, failures={("linear", "uniform", 0): "old"}))
     assert (rows[0]["status"], rows[0]["failure"]) == ("finished", None)

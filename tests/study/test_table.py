@@ -121,6 +121,16 @@ def test_without_a_distance_there_is_no_column_for_it():
     assert (found["held-out loss"], found["over uniform"]) == ("0.3", "0.750")
 
 
+def test_a_headline_has_a_column_of_its_own_and_judges_nothing():
+    planted = curves({"uniform": [20, 24], "adaptive": [10, 12]})
+    plain, made = compared(planted), compared(planted, headline=50_000)
+    found = rows(made)["adaptive"]
+    assert found.pop("FID of 50,000") == "5.5 ± 0.5"
+    assert found == rows(plain)["adaptive"]
+    assert "FID of 50,000 is of that many images" in explanation(made)
+    assert "images" not in explanation(plain)
+
+
 def test_several_schedules_in_one_table_are_named():
     headings, cells = table_rows(summarise(EVERYTHING))
     assert headings[:2] == ["schedule", "sampler"]

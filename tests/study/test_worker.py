@@ -12,12 +12,13 @@ from noisewise.evaluation.heldout import held_out_losses
 from noisewise.evaluation.trained import load_trained
 from noisewise.processes import DDPM
 from noisewise.study import worker
+from noisewise.study.measure import distance_to_data
 from noisewise.study.outcome import read_outcome
 from noisewise.study.worker import explained, forget_failure, is_false_start, logged, work
 from noisewise.training.config import DataConfig
 from noisewise.training.folder import RunFolder
 from noisewise.training.parts import open_source
-from noisewise.training.run import train
+from noisewise.training.run import Run, train
 from noisewise.training.signals import StopRequest
 from noisewise.weighting import vlb_coefficients
 from tests.study.fateful import SEEDS, fateful, jobs_in
@@ -97,6 +98,24 @@ def test_a_process_without_a_discrete_bound_has_none(tmp_path):
     (job,) = jobs_in(tmp_path, schedules=["flow"], budget="2it", shares=(1.0,), prediction="flow")
     assert work(job) == "finished"
     assert read_outcome(job.folder).final.vlb is None
+
+
+def test_a_headline_is_the_distance_of_more_images_at_the_end_and_changes_nothing_else(whole, tmp_path, capsys):
+    (job,) = jobs_in(tmp_path, [ADAPTIVE])
+    job = replace(job, headline=50)  # two parts like the first, and a shorter one
+    assert work(job) == "finished"
+    *before, last = read_outcome(job.folder).evaluations
+    assert {(found.headline, found.headline_images) for found in before} == {(None, None)}
+    assert last.headline_images == 50
+    run = Run(job.config, resume=True)
+    images = run.generate(50)
+    metric, expected = distance_to_data(run, [images], print)
+    run.close()
+    assert (last.metric, last.headline) == (metric, pytest.approx(expected, rel=1e-9))
+    assert f"step 12  digits-frechet of 50 images: {last.headline}" in capsys.readouterr().out
+    usual = read_outcome(whole.folder).evaluations
+    assert [found.distance for found in (*before, last)] == [found.distance for found in usual]
+    assert differing(final(job.folder), final(whole.folder)) == []
 
 
 def test_turns_and_evaluations_change_nothing_in_a_run(whole, tmp_path):

@@ -53,7 +53,8 @@ def facts(subject: Subject) -> list[tuple[str, str]]:
         found.append(("seed", str(config.seed)))
     else:
         found.append(("runs", f"{counted(len(subject.methods), 'method')}, {counted(len(subject.seeds), 'seed')}"))
-        found.append(("evaluations", f"{len(plan.evaluate_at)} of each run, {plan.images:,} images each"))
+        more = "" if plan.headline is None else f", {plan.headline:,} at the end"
+        found.append(("evaluations", f"{len(plan.evaluate_at)} of each run, {plan.images:,} images each{more}"))
     starts = [start for run in runs if (start := run.environment())]
     for name, told in (("machine", _machine), ("versions", _versions), ("commit", _commit)):
         found.append((name, "; ".join(dict.fromkeys(filter(None, map(told, starts))))))  # all, should they differ

@@ -42,9 +42,11 @@ def _about(subject: Subject) -> str:
         )
     images = max(found.images for run in subject.comparison.outcomes for found in run.evaluations)
     if metric == "fid" and images < PUBLISHED:
+        headline = subject.plan.headline or 0
+        but = f"with papers by the FID of {headline:,} in the table" if headline >= PUBLISHED else "but not with papers"
         return (
             f" FID is of {images:,} generated images, and so higher than a published one of {PUBLISHED:,}: methods can be "
-            "compared here, but not with papers."
+            f"compared here, {but}."
         )
     return ""
 
