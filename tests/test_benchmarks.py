@@ -14,6 +14,7 @@ from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, Objective, build
 from noisewise.spec import SpecError
 from noisewise.study.outcome import read_comparison
 from noisewise.study.report.page import write_report
+from noisewise.study.summary import summarise
 from noisewise.training.config import EMAConfig
 from noisewise.training.run import Run
 from tests.study.made import curve, planted
@@ -262,6 +263,15 @@ def test_runs_rebuilt_from_rows_are_those_that_the_rows_came_from(benchmark, tmp
         )
         assert [replace(one, picture=None) for one in old.evaluations] == new.evaluations
     assert write_report(tmp_path / "again", None).is_file()
+
+
+def test_what_the_report_calls_better_is_what_the_page_of_results_says(benchmark, tmp_path):
+    rows = [json.loads(line) for line in (BENCHMARKS / "results" / "cifar10-v1-confirmation.jsonl").read_text().splitlines()]
+    benchmark("rebuild").rebuild(rows, tmp_path / "runs")
+    (found,) = [one for one in summarise(read_comparison(tmp_path / "runs")) if one.verdict == "better"]
+    assert (found.process, found.sampler, len(found.seeds)) == ("cosine", "adaptive", 3)
+    said = f"`noisewise report` calls it better than uniform (p = {found.p_adjusted:.3f}, corrected for three methods)"
+    assert f"On the cosine schedule, with three seeds, {said}" in (BENCHMARKS.parent / "docs" / "results.md").read_text()
 
 
 def test_seconds_of_runs_that_shared_a_gpu_are_those_of_their_steps_alone(benchmark):
