@@ -24,7 +24,8 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +39,7 @@ from noisewise.study.budget import with_budget
 from noisewise.study.compare import combinations, conduct, shares
 from noisewise.study.launch import Local
 from noisewise.study.outcome import Evaluation, Outcome, Plan, read_outcome
+from noisewise.study.report.wording import counted
 from noisewise.training.config import Config
 from noisewise.training.folder import read_rows
 from noisewise.training.options import load_preset, plain
@@ -84,7 +86,7 @@ def main() -> None:
     known = [row for path in (*args.done, args.json) if path is not None for row in read_rows(path)]
     ended = {key(row) for row in known if row.get("share") == 1 and args.headline in (None, row.get("headline_images"))}
     left = [one for one in configs if key(about(one, args.images)) not in ended]
-    print(f"{len(configs)} runs, {len(configs) - len(left)} of them in the files already")
+    print(f"{counted(len(configs), 'run')}, {len(configs) - len(left)} of them in the files already")
     if not left:
         return
     plan = Plan(
@@ -96,8 +98,7 @@ def main() -> None:
         headline=args.headline,
     )
     collector = Collector(left, args, {spec: name for name, spec in named.items()}, known)
-    threading.Thread(target=prepare, args=(config,), daemon=True).start()
-    with StopRequest() as stop:
+    with StopRequest() as stop, prepared(config):
         timer = threading.Timer(args.limit_seconds or threading.TIMEOUT_MAX, request, (stop,))
         timer.daemon = True
         timer.start()
@@ -145,14 +146,38 @@ def request(stop: StopRequest) -> None:
     stop.name = stop.name or "--limit-seconds"
 
 
-def prepare(config: Config) -> None:
-    """Statistics of the real images into the cache, where every run will look for them."""
+class Over(Exception):
+    """Nobody needs the statistics any more."""
+
+
+@contextmanager
+def prepared(config: Config) -> Iterator[None]:
+    """Meanwhile statistics of the real images go into the cache, where every run will look for them."""
+    over = threading.Event()
+
+    def look(_: int) -> None:
+        if over.is_set():
+            raise Over
+
+    thread = threading.Thread(target=prepare, args=(config, look), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()  # a process that ends while torch computes in a thread aborts
+
+
+def prepare(config: Config, look: Callable[[int], None]) -> None:
+    """Make the statistics; `look` is called again and again, and may raise Over."""
     source, device = open_source(config), make_accelerator(config).device
     if source.image:
         try:
-            real_statistics(source, choose_network(source, device), device)
+            real_statistics(source, choose_network(source, device), device, progress=look)
         except FileNotFoundError as error:
             print(f"no FID: {error}")
+        except Over:
+            pass
 
 
 def about(config: Config, images: int) -> dict[str, Any]:
