@@ -22,7 +22,8 @@ from noisewise.training.folder import replace_file
 from noisewise.training.options import plain
 
 MEASURED = ("metric", "distance", "headline", "loss", "vlb", "held_out")  # of the final evaluation
-FLAT = ("share", "step", "seconds", "images", "metric", "distance", "headline", "loss", "vlb")  # of each evaluation
+# of each evaluation
+FLAT = ("share", "step", "seconds", "images", "metric", "distance", "headline_images", "headline", "loss", "vlb")
 SPREADS = ("steps", "seconds", "steps_per_second", "loss", "distance", "headline", "area")  # of a summary
 
 

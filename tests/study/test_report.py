@@ -62,7 +62,7 @@ def two_seeds(**changes):
 
 
 def test_the_numbers_are_those_of_the_results_to_the_last_digit(tmp_path):
-    write_results(planted(tmp_path, two_seeds()))
+    write_results(planted(tmp_path, two_seeds(), headline=500))
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     reader = Reader(write_report(tmp_path).read_text())
     found, run = {}, None
@@ -72,8 +72,9 @@ def test_the_numbers_are_those_of_the_results_to_the_last_digit(tmp_path):
             found.setdefault(run, []).append((attributes["data-name"], attributes["data-value"]))
     assert list(found) == [row["run"] for row in rows]
     for row in rows:
-        names = {"value": "distance", "loss": "loss", "step": "step", "seconds": "seconds", "share": "share"}
-        expected = [(name, point[key]) for point in row["curve"] for name, key in names.items()]
+        names = {"value": "distance", **{name: name for name in ("loss", "step", "seconds", "share", "headline")}}
+        expected = [(name, point[key]) for point in row["curve"] for name, key in names.items() if point[key] is not None]
+        assert ("headline", row["headline"]) in expected
         assert sorted((name, json.loads(value)) for name, value in found[row["run"]] if name in names) == sorted(expected)
     summaries = [attributes for tag, attributes in reader.tags if tag == "tr" and "data-ratio" in attributes]
     for sampler in ("uniform", "minsnr"):

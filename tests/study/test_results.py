@@ -129,7 +129,7 @@ def test_the_summary_is_flat_and_exact(comparison):
 def test_a_headline_is_in_every_file(tmp_path):
     rows, lines, summaries = written(planted(tmp_path, {("linear", "uniform", 0): curve(30, THIRD)}, headline=500))
     assert [(row["headline_images"], row["headline"]) for row in rows] == [(500, THIRD / 2)]
-    assert [line["headline"] for line in lines] == ["", repr(THIRD / 2)]
+    assert [(line["headline_images"], line["headline"]) for line in lines] == [("", ""), ("500", repr(THIRD / 2))]
     assert float(summaries[0]["headline"]) == THIRD / 2
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from noisewise.evaluation import digits_features
 from noisewise.study.findings import explanation
+from noisewise.study.outcome import Evaluation
 from noisewise.study.report.axis import number
 from noisewise.study.report.charts import Chart, loss_charts, quality_charts
 from noisewise.study.report.parts import Cell, Part, charts_row, details, method_head, per_schedule, printed_legend, table
@@ -108,7 +109,12 @@ def evaluations(subject: Subject) -> str:
     """Every evaluation of every run, as in results.jsonl."""
     headings = ["sampler", "schedule", "seed", "share", "step", "seconds", metric_label(subject.metric)]
     headings += [] if subject.metric is None else ["held-out loss"]
+    headings += [] if subject.plan.headline is None else [f"{metric_label(subject.metric)} of {subject.plan.headline:,}"]
     return details("All evaluations, in numbers", table(headings, _evaluation_rows(subject), "numbers"))
+
+
+def _headline(found: Evaluation) -> Cell:
+    return Cell("") if found.headline is None else Cell(number(found.headline), found.headline, "headline")
 
 
 def _evaluation_rows(subject: Subject) -> Iterator[str]:
@@ -125,6 +131,7 @@ def _evaluation_rows(subject: Subject) -> Iterator[str]:
                 Cell(f"{found.seconds:,.1f}", found.seconds, "seconds"),
                 Cell(number(value), value, "value"),
                 *([] if subject.metric is None else [Cell(number(found.loss), found.loss, "loss")]),
+                *([] if subject.plan.headline is None else [_headline(found)]),
             ]
             name = escape(run.folder.name)
             yield f'<tr data-run="{name}" data-method="{index[run.sampler]}">{"".join(cell.html() for cell in cells)}</tr>'
