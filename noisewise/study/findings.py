@@ -45,8 +45,8 @@ def explanation(comparison: Comparison) -> str:
     ]
     if headline := headline_images(summaries):
         said.append(
-            f"{what} of {headline:,} is of that many images, made at the end: it falls with their number, so compare it with "
-            "such figures only, as those of papers."
+            f"{what} of {headline:,} is of that many images, made at the end: on average it falls with their number, so "
+            "compare it with figures of the same number only."
         )
     tested = [len(one.reached) for one in summaries if one.p is not None]
     if tested and min(tested) < ENOUGH:

@@ -68,7 +68,9 @@ class Evaluation:
     vlb: float | None = None  # their mean with the weights of the variational bound, where the process has them
     picture: str | None = None  # of a few samples, relative to the run's folder
     headline_images: int | None = None
-    headline: float | None = None  # the distance of so many images: lower than `distance`, and not to be compared with it
+    headline: float | None = (
+        None  # the distance of so many images; `distance` falls with their number, so the two are not compared
+    )
 
     def __post_init__(self) -> None:
         if not self.held_out:
