@@ -42,7 +42,7 @@ from noisewise.study.outcome import Evaluation, Outcome, Plan, read_outcome
 from noisewise.study.report.wording import counted
 from noisewise.training.config import Config
 from noisewise.training.folder import read_rows
-from noisewise.training.options import load_preset, plain
+from noisewise.training.options import dotted, flat, load_preset, plain
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.parts import open_source
 from noisewise.training.signals import StopRequest
@@ -188,22 +188,13 @@ def about(config: Config, images: int) -> dict[str, Any]:
 
 def settings_of(config: dict[str, Any]) -> str:
     """A digest of all other settings that are not at their defaults: a setting that is new since then changes nothing."""
-    usual = dict(leaves(plain(Config())))
+    usual = flat(Config())
     others = {
         name: value
-        for name, value in leaves(config)
+        for name, value in dotted(config).items()
         if name.partition(".")[0] not in (*ASKED, *ELSEWHERE) and value != usual.get(name)
     }
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def leaves(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The values with their dotted names."""
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{above}{name}.")
-        else:
-            yield above + name, value
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:

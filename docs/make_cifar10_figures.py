@@ -12,8 +12,8 @@ from noisewise.study.report import write_figures
 
 from rebuild import rebuild  # isort: skip
 
-FLOW = "flow-time-scale=1000"
-QUALITY = ("quality-linear", "quality-cosine", "quality-quadratic", "quality-edm", f"quality-{FLOW}")
+SETTING = "-time-scale=1000"  # of flow, which pictures are not named by
+QUALITY = ("quality-linear", "quality-cosine", "quality-quadratic", "quality-edm", f"quality-flow{SETTING}")
 SHOWN = (*QUALITY, "loss-linear", "loss-cosine", "density-linear")
 WIDTH = 1000  # pixels
 
@@ -22,6 +22,5 @@ if __name__ == "__main__":
         rebuild(rows("cifar10-v1-confirmation.jsonl"), Path(folder) / "runs", cost=RESULTS / "cifar10-v1-method-cost.jsonl")
         write_figures(Path(folder) / "runs", Path(folder) / "figures", ("png",))
         for name in SHOWN:
-            smaller(
-                Path(folder) / "figures" / f"{name}.png", "cifar10_" + name.replace(FLOW, "flow").replace("-", "_"), WIDTH, 128
-            )
+            picture = "cifar10_" + name.removesuffix(SETTING).replace("-", "_")
+            smaller(Path(folder) / "figures" / f"{name}.png", picture, WIDTH, 128)

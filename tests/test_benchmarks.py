@@ -12,10 +12,12 @@ import torch
 
 from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, Objective, build
 from noisewise.spec import SpecError
+from noisewise.study.budget import with_budget
 from noisewise.study.outcome import read_comparison
 from noisewise.study.report.page import write_report
 from noisewise.study.summary import summarise
 from noisewise.training.config import EMAConfig
+from noisewise.training.options import load_preset
 from noisewise.training.run import Run
 from tests.study.made import curve, planted
 from tests.training.tiny import tiny
@@ -180,6 +182,22 @@ def test_rows_are_collected_once_and_say_what_was_drawn_and_what_failed(benchmar
     assert field.key({**end, "config": older, "settings": "of then"}) == field.key(end)
     assert field.key({**end, "config": {**end["config"], "batch": 7}}) != field.key(end)
     assert field.key({**end, "config": {**end["config"], "optimizer": {**older["optimizer"], "lr": 0.1}}}) != field.key(end)
+
+
+def test_runs_of_earlier_files_are_not_made_again_unless_they_lack_the_headline(benchmark, tmp_path, monkeypatch, capsys):
+    field = benchmark("field")
+    begun = []
+    monkeypatch.setattr(field, "conduct", lambda plan, configs, *more, **settings: begun.append((plan.headline, len(configs))))
+    config = replace(with_budget(load_preset("digits"), "20it"), sampler="uniform", seed=0)
+    done = tmp_path / "done.jsonl"
+    measured = {"method": "uniform", "session": "earlier", "share": 1.0, "distance": 9.0, "headline_images": 64}
+    done.write_text(json.dumps({**field.about(config, 32), **measured}) + "\n")
+    options = ["field.py", "--preset", "digits", "--steps", "20", "--images", "32", "--seeds", "0", "--methods", "uniform"]
+    for headline, makes in (([], []), (["--headline", "64"], []), (["--headline", "99"], [(99, 1)])):
+        monkeypatch.setattr("sys.argv", [*options, "--done", str(done), "--out", str(tmp_path / "out"), *headline])
+        field.main()
+        assert f"1 run, {1 - len(makes)} of them in the files already" in capsys.readouterr().out
+        assert begun == makes
 
 
 def test_published_rows_name_no_places_and_hold_no_nan(benchmark):

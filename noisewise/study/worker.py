@@ -173,7 +173,7 @@ def _evaluate(run: Run, shares: list[float], job: Job, stop: StopRequest) -> Non
     for share in shares:
         run.folder.log(replace(found, share=share).row())
     print(f"step {found.step}  evaluated at {shares[-1]:.0%} of the budget: {found.metric} {found.distance}", flush=True)
-    if headline is not None:
+    if found.headline is not None:
         print(f"step {found.step}  {found.metric} of {headline:,} images: {found.headline}", flush=True)
 
 

@@ -140,11 +140,12 @@ def changed(old: Config, new: Config) -> list[str]:
 
 def flat(config: Config) -> dict[str, Any]:
     """The configuration by dotted names."""
-    return _flat(plain(config))
+    return dotted(plain(config))
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def dotted(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values that lie in one another, by dotted names."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+        found.update(dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
     return found

@@ -173,6 +173,12 @@ def test_a_headline_is_what_can_be_compared_with_papers(tmp_path):
     assert "methods can be compared here, with papers by the FID of 50,000 in the table" in text
 
 
+def test_a_headline_that_was_asked_for_and_not_measured_is_nowhere(tmp_path):
+    planted(tmp_path, two_seeds(), metric=None, headline=50_000)
+    text = " ".join(Reader(write_report(tmp_path).read_text()).words)
+    assert "of 50,000" not in text
+
+
 def test_failed_and_unfinished_runs_are_named_with_their_reason(tmp_path):
     curves = two_seeds()
     curves["linear", "p2", 1] = curve(1.0, 2.0)[:1]

@@ -118,6 +118,24 @@ def test_a_headline_is_the_distance_of_more_images_at_the_end_and_changes_nothin
     assert differing(final(job.folder), final(whole.folder)) == []
 
 
+def test_a_headline_that_was_cut_off_is_made_again_and_the_weights_are_those_of_training(whole, tmp_path, monkeypatch):
+    (job,) = jobs_in(tmp_path, [ADAPTIVE])
+    job, stop, generate = replace(job, headline=50), StopRequest(), Run.generate
+
+    def asked_to_stop(run, count, check=None, *, first=0):
+        if first:
+            stop.name = "in the middle of the headline"
+        return generate(run, count, check, first=first)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "generate", asked_to_stop)
+        assert work(job, stop=stop) == "stopped"
+    assert [found.share for found in read_outcome(job.folder).evaluations] == [0.25, 0.5, 0.75]
+    assert differing(final(job.folder), final(whole.folder)) == []  # saved as trained, not as averaged
+    assert work(job) == "finished"
+    assert read_outcome(job.folder).final.headline_images == 50
+
+
 def test_turns_and_evaluations_change_nothing_in_a_run(whole, tmp_path):
     (job,) = jobs_in(tmp_path, [ADAPTIVE])
     assert work(job, [turn / 20 for turn in range(1, 21)]) == "finished"

@@ -11,7 +11,7 @@ from noisewise.study.report.axis import number
 from noisewise.study.report.charts import Chart, loss_charts, quality_charts
 from noisewise.study.report.parts import Cell, Part, charts_row, details, method_head, per_schedule, printed_legend, table
 from noisewise.study.report.subject import Subject
-from noisewise.study.summary import Summary, budget_unit, judged, metric_label, summarise
+from noisewise.study.summary import Summary, budget_unit, headline_images, judged, metric_label, summarise
 from noisewise.study.table import Column, lowest, table_columns
 
 PUBLISHED = 50_000  # images of a FID in papers
@@ -43,7 +43,7 @@ def _about(subject: Subject) -> str:
         )
     images = max(found.images for run in subject.comparison.outcomes for found in run.evaluations)
     if metric == "fid" and images < PUBLISHED:
-        headline = subject.plan.headline or 0
+        headline = headline_images(summarise(subject.comparison)) or 0
         but = f"with papers by the FID of {headline:,} in the table" if headline >= PUBLISHED else "but not with papers"
         return (
             f" FID is of {images:,} generated images, and so higher than a published one of {PUBLISHED:,}: methods can be "
@@ -109,15 +109,17 @@ def evaluations(subject: Subject) -> str:
     """Every evaluation of every run, as in results.jsonl."""
     headings = ["sampler", "schedule", "seed", "share", "step", "seconds", metric_label(subject.metric)]
     headings += [] if subject.metric is None else ["held-out loss"]
-    headings += [] if subject.plan.headline is None else [f"{metric_label(subject.metric)} of {subject.plan.headline:,}"]
-    return details("All evaluations, in numbers", table(headings, _evaluation_rows(subject), "numbers"))
+    headline = headline_images(summarise(subject.comparison))
+    headings += [] if headline is None else [f"{metric_label(subject.metric)} of {headline:,}"]
+    rows = _evaluation_rows(subject, headline is not None)
+    return details("All evaluations, in numbers", table(headings, rows, "numbers"))
 
 
 def _headline(found: Evaluation) -> Cell:
     return Cell("") if found.headline is None else Cell(number(found.headline), found.headline, "headline")
 
 
-def _evaluation_rows(subject: Subject) -> Iterator[str]:
+def _evaluation_rows(subject: Subject, headline: bool) -> Iterator[str]:
     index = {method.name: method.index for method in subject.methods}
     for run in subject.comparison.outcomes:
         for found in run.evaluations:
@@ -131,7 +133,7 @@ def _evaluation_rows(subject: Subject) -> Iterator[str]:
                 Cell(f"{found.seconds:,.1f}", found.seconds, "seconds"),
                 Cell(number(value), value, "value"),
                 *([] if subject.metric is None else [Cell(number(found.loss), found.loss, "loss")]),
-                *([] if subject.plan.headline is None else [_headline(found)]),
+                *([_headline(found)] if headline else []),
             ]
             name = escape(run.folder.name)
             yield f'<tr data-run="{name}" data-method="{index[run.sampler]}">{"".join(cell.html() for cell in cells)}</tr>'
