@@ -11,7 +11,7 @@ from noisewise.spec import parse
 DOCS = Path(__file__).parent
 FILES = ("digits_screen.jsonl", "digits_search.jsonl", "digits_cards.jsonl", "digits_long.jsonl", "digits_continuous.jsonl")
 FILES += ("digits_bells.jsonl", "digits_default.jsonl", "digits_warmup.jsonl", "cifar10-v1-field.jsonl")
-FILES += ("digits_estimators.jsonl", "cifar10-v1-confirmation.jsonl")
+FILES += ("digits_estimators.jsonl", "cifar10-v1-confirmation.jsonl", "cifar10-v1-paper.jsonl")
 NOTHING = ["Not yet: no file of `benchmarks/results/` has it with a U-Net."]
 MEANT_FOR = {  # weights that were run on the linear schedule with eps-prediction, which is not what they are for
     "sigma_sqrt": "It is meant for flows; on this schedule with ε-prediction it counts little but the least noise.",
@@ -19,6 +19,7 @@ MEANT_FOR = {  # weights that were run on the linear schedule with eps-predictio
     "edm_weight": "It is meant for EDM's density; with uniform timesteps it counts little but the most noise.",
     "vlb": "It is meant for likelihood: it counts little but the least noise, which pictures do not show.",
 }
+DATA = {"cifar10-small": "CIFAR-10", "cifar10": "CIFAR-10, 35.7 M parameters"}  # of presets; others are named as they are
 BASELINE = ["The baseline: all others are measured against it."]
 
 
@@ -29,8 +30,8 @@ def ends() -> list[dict[str, Any]]:
     for file in FILES:
         for row in rows(file):
             if row.get("share") == 1 and row["distance"] is not None:
-                data = "CIFAR-10" if row["name"].startswith("cifar10") else row["name"]
-                found.append({**row, "sampler": spec_now(row), "where": (data, row["process"], row["steps"])})
+                where = (DATA.get(row["name"], row["name"]), row["process"], row["steps"])
+                found.append({**row, "sampler": spec_now(row), "where": where})
     return found
 
 

@@ -63,11 +63,15 @@ def ranked(runs: dict[tuple[str, int], dict[float, float]], shares: Sequence[flo
 
 def curves(measured: list[dict[str, Any]]) -> dict[tuple[str, int], dict[float, float]]:
     """FID by share of the budget of every run that came to its end."""
-    found = {
+    return {name: curve for name, curve in all_curves(measured).items() if 1.0 in curve}
+
+
+def all_curves(measured: list[dict[str, Any]]) -> dict[tuple[str, int], dict[float, float]]:
+    """FID by share of the budget of every run, however far it came."""
+    return {
         (spec_now(run[0]), run[0]["seed"]): {row["share"]: row["distance"] for row in run if "share" in row}
         for run in best_sessions(measured)
     }
-    return {name: curve for name, curve in found.items() if 1.0 in curve}
 
 
 def reached(curve: dict[float, float], value: float) -> str:
@@ -98,13 +102,26 @@ def headline_table() -> list[str]:
     shown = " | ".join(f"`{spec}`" for spec in specs)
     lines = [f"| process | {shown} | `adaptive` over `uniform` | its steps to `uniform`'s last FID |", "|---" * 7 + "|"]
     for process, name in PROCESSES.items():
-        runs = curves([row for row in rows("cifar10-v1-confirmation.jsonl") if row["process"] == process])
-        seeds = sorted(seed for spec, seed in runs if spec == "uniform")
-        last = {run: curve[1.0] for run, curve in runs.items()}
-        cells = [in_order({seed: f"{last[spec, seed]:.1f}" for seed in seeds if (spec, seed) in last}, seeds) for spec in specs]
-        cells.append(" / ".join(f"{last['adaptive', seed] / last['uniform', seed]:.2f}" for seed in seeds))
-        cells.append(" / ".join(reached(runs["adaptive", seed], last["uniform", seed]) for seed in seeds))
+        runs = all_curves([row for row in rows("cifar10-v1-confirmation.jsonl") if row["process"] == process])
+        last = {run: curve[1.0] for run, curve in runs.items() if 1.0 in curve}
+        uniform = {seed: value for (spec, seed), value in last.items() if spec == "uniform"}
+        ends = {spec: {seed: last[spec, seed] for seed in uniform if (spec, seed) in last} for spec in specs}
+        cells = [in_order({seed: f"{value:.1f}" for seed, value in found.items()}, uniform) for found in ends.values()]
+        cells.append(in_order({seed: f"{value / uniform[seed]:.2f}" for seed, value in ends["adaptive"].items()}, uniform))
+        cells.append(in_order({seed: reached(runs["adaptive", seed], value) for seed, value in uniform.items()}, uniform))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def paper_table() -> list[str]:
+    """FID of 5,000 and of 50,000 images with the larger network, lowest end first."""
+    measured = rows("cifar10-v1-paper.jsonl")
+    more = {spec_now(row): row["headline"] for row in measured if row["share"] == 1}
+    lines = ["| spec | seed | 50 % | 75 % | 100 % | over uniform's | steps to uniform's last | FID-50k | over uniform's |"]
+    lines.append("|---" * 9 + "|")
+    lines += [
+        f"{line} {more[spec]:.2f} | {more[spec] / more['uniform']:.2f} |" for spec, line in ranked(curves(measured), SHARES[1:])
+    ]
     return lines
 
 
@@ -134,6 +151,7 @@ UNETS = {  # row to files, process and steps
     "CIFAR-10, quadratic": (CONFIRMED, "quadratic", 10000),
     "CIFAR-10, EDM": (CONFIRMED, "edm", 10000),
     "CIFAR-10, flow": (CONFIRMED, "flow:time_scale=1000", 10000),
+    "CIFAR-10, linear, 35.7 M parameters": (("cifar10-v1-paper.jsonl",), "linear", 15000),
 }
 INDEPENDENT = "adaptive:draws=independent,floor=0.2"
 SPECS = {  # column to the specs that stand for it
@@ -288,6 +306,7 @@ PAGES: dict[Path, dict[str, Callable[[], list[str]]]] = {
         "CIFAR-10 field": field_table,
         "CIFAR-10 search": cifar10_search_table,
         "CIFAR-10 confirmation": confirmation_table,
+        "CIFAR-10 paper model": paper_table,
         "CIFAR-10 cost": cost_table,
         "levels": levels_table,
         "warm-up": warmup_table,
@@ -297,7 +316,7 @@ PAGES: dict[Path, dict[str, Callable[[], list[str]]]] = {
         "variance": variance_table,
     },
     DOCS / "adaptive.md": {"unets": unets_table},
-    DOCS / "results.md": {"quality": headline_table},
+    DOCS / "results.md": {"quality": headline_table, "larger": paper_table},
     DOCS.parent / "README.md": {"quality": headline_table},
 }
 
