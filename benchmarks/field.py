@@ -10,8 +10,8 @@ folder in `--out`, and `noisewise report OUT` draws them. Besides:
 - evaluations are copied to `--json` as they are made, a row each: distance, held-out loss by noise level, density and objective
   by level, steps a second, seconds, configuration, environment. A failed run leaves a row with its reason;
 - runs that a file of earlier rows (`--done`, and `--json` itself) shows at the end of their budget are not made again;
-- after `--limit-seconds` all runs save and end, which may take as long as an evaluation or a compilation; the same command goes
-  on with them while `--out` is there;
+- after `--limit-seconds` all runs save and end, at once unless they compile; the same command goes on with them while `--out`
+  is there. An evaluation that was cut is made again then, so leave time for the last ones;
 - the statistics of the real images are made once, while the runs compile, not by each of them.
 
 Runs with several workers share the GPU: their iterations can be compared, their seconds cannot; rows say how many there were.
