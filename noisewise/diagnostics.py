@@ -92,9 +92,11 @@ class RunningLoss(KeepsPrecision):
         self.register_buffer("edges", edges.float().clone())
         self.register_buffer("sums", torch.zeros(3, bins, dtype=torch.float32))  # decayed: count, loss, loss^2
         self.register_buffer("bins", torch.arange(bins), persistent=False)
+        self.register_buffer("one", torch.ones((), dtype=torch.float32), persistent=False)
         self.edges: Tensor
         self.sums: Tensor
         self.bins: Tensor
+        self.one: Tensor
 
     def update(self, u: Tensor, losses: Tensor) -> Tensor:
         """Take in one step's losses of this rank and return what all ranks had: (4, K), the number of losses in each interval,
@@ -107,7 +109,7 @@ class RunningLoss(KeepsPrecision):
         member = torch.bucketize(u, self.edges[1:-1], right=True)[:, None] == self.bins
         rows = torch.stack([finite, losses, losses * losses, ~finite])
         batch = distributed.gather_sum(torch.where(member, rows[:, :, None], 0.0).sum(1))
-        fade = torch.where(batch[0] > 0, self.decay, 1.0)
+        fade = torch.where(batch[0] > 0, self.decay, self.one)  # of two numbers it would be in torch's default precision
         torch.addcmul(batch[:3], self.sums, fade, out=self.sums)
         return batch
 

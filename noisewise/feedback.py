@@ -4,6 +4,7 @@ A change of the loss over one step is a thousandth of the loss itself, so it onl
 before and after: both evaluations start from the same random state.
 """
 
+import copy
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -59,17 +60,45 @@ def preserved_buffers(model: nn.Module | None) -> Iterator[None]:
 
 
 @contextmanager
-def set_aside_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Gives the block empty gradients and puts the caller's back, the very same tensors."""
-    parameters = list(parameters)
-    before = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
+def set_aside_gradients(parameters: Iterable[Tensor]) -> Iterator[Callable[[Tensor], None]]:
+    """Gives the block empty gradients and puts the caller's back, the very same tensors.
+
+    What the block gets is its backward pass: it also sets aside those of tensors that are not among `parameters`, such as the
+    weights of a text encoder with an optimizer of its own.
+    """
+    before: dict[Tensor, Tensor | None] = {}
+
+    def set_aside(tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if tensor not in before:
+                before[tensor], tensor.grad = tensor.grad, None
+
+    def backward(loss: Tensor) -> None:
+        set_aside(leaves(loss))
+        loss.backward()
+
+    set_aside(parameters)
     try:
-        yield
+        yield backward
     finally:
-        for parameter, gradient in zip(parameters, before, strict=True):
-            parameter.grad = gradient
+        for tensor, gradient in before.items():
+            tensor.grad = gradient
+
+
+def leaves(loss: Tensor) -> list[Tensor]:
+    """The tensors that a backward pass from here gives gradients to."""
+    found: list[Tensor] = []
+    seen: set[Any] = set()
+    left: list[Any] = [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "AccumulateGrad":
+            found.append(node.variable)
+        left += [one for one, _ in node.next_functions]
+    return found
 
 
 def check_evaluation(losses: Any, expected: Tensor) -> Tensor:
@@ -113,7 +142,7 @@ def check_pairing(once: Tensor, again: Tensor) -> None:
 
 
 class Snapshot:
-    """Parameters, buffers and optimizer state, to be put back bit for bit after a trial."""
+    """Parameters, buffers and optimizer state, also that in its parameter groups, to be put back bit for bit after a trial."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -121,10 +150,8 @@ class Snapshot:
         for group in optimizer.param_groups:
             tensors.update({id(parameter): parameter for parameter in group["params"]})
         self.tensors = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
-        self.state = {
-            parameter: {key: value.clone() if isinstance(value, Tensor) else value for key, value in entries.items()}
-            for parameter, entries in optimizer.state.items()
-        }
+        self.state = {parameter: _copied(entries) for parameter, entries in optimizer.state.items()}
+        self.groups = [_copied(group) for group in optimizer.param_groups]
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -132,12 +159,27 @@ class Snapshot:
         for tensor, value in self.tensors:
             tensor.copy_(value)
         for parameter in list(self.optimizer.state):
-            if parameter not in self.state:
+            if parameter in self.state:
+                _put_back(self.optimizer.state[parameter], self.state[parameter])
+            else:
                 del self.optimizer.state[parameter]
-                continue
-            entries = self.optimizer.state[parameter]
-            for key, value in self.state[parameter].items():
-                if isinstance(value, Tensor):
-                    entries[key].copy_(value)
-                else:
-                    entries[key] = value
+        for group, before in zip(self.optimizer.param_groups, self.groups, strict=True):
+            _put_back(group, before)
+
+
+def _copied(entries: dict[str, Any]) -> dict[str, Any]:
+    """Entries of an optimizer as they are now; its parameters are kept elsewhere."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+        for name, value in entries.items()
+        if name != "params"
+    }
+
+
+def _put_back(entries: dict[str, Any], before: dict[str, Any]) -> None:
+    """Entries as they were, tensors in their own memory."""
+    for name, value in before.items():
+        if isinstance(value, Tensor):
+            entries[name].copy_(value)
+        else:
+            entries[name] = copy.deepcopy(value)

@@ -210,6 +210,9 @@ class DDPM(Discrete):
                 f"{type(scheduler).__name__} has no alphas_cumprod, so it is not a DDPM-style scheduler; "
                 "use Flow() for flow-matching schedulers and EDM() for EDM ones"
             )
+        rescaled = getattr(getattr(scheduler, "config", None), "rescale_betas_zero_snr", False)
+        if rescaled and float(bar[-1]) == 2.0**-24:  # some solvers write this for zero, more than the timestep before may have
+            bar = torch.cat([bar[:-1], bar.new_zeros(1)])
         return cls.from_alphas_cumprod(bar)
 
     def time(self, u: Tensor) -> Tensor:

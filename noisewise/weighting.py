@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import bells
+from noisewise.diagnostics import KeepsPrecision
 from noisewise.increments import scaled_variance_increment, vanishing_point
 from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
 from noisewise.processes import DDPM, Process, check_u, interval
@@ -247,7 +248,8 @@ class VLB(OfProcess):
         if isinstance(process, DDPM):
             raw = vlb_coefficients(process, self.variance)
         else:
-            middles = (torch.arange(self.grid, dtype=torch.float64) + 0.5) / self.grid
+            levels = process.steps or self.grid
+            middles = (torch.arange(levels, dtype=torch.float64) + 0.5) / levels
             raw = -process.log_snr_rate(middles) / 2
         if self.clip is not None:
             raw = clip_to_mean(raw, self.clip)
@@ -318,7 +320,7 @@ class ChangeAware(OfProcess):
         return torch.where(torch.arange(len(weight)) < vanishing_point(process), weight, 1.0)
 
 
-class Learned(Weighting):
+class Learned(KeepsPrecision, Weighting):
     """Learned uncertainty (Karras et al. 2024, EDM2): loss / exp(s(log SNR)) + s(log SNR), s trained with the model.
 
     Give its parameters to the optimizer. At the optimum every noise level contributes a loss of 1.
@@ -329,15 +331,15 @@ class Learned(Weighting):
         if features < 1:
             raise ValueError(f"features must be >= 1, got {features}")
         generator = torch.Generator().manual_seed(seed)
-        self.register_buffer("frequencies", torch.randn(features, generator=generator))
-        self.register_buffer("phases", 2 * math.pi * torch.rand(features, generator=generator))
-        self.coefficients = nn.Parameter(torch.zeros(features))
+        self.register_buffer("frequencies", torch.randn(features, generator=generator, dtype=torch.float32))
+        self.register_buffer("phases", 2 * math.pi * torch.rand(features, generator=generator, dtype=torch.float32))
+        self.coefficients = nn.Parameter(torch.zeros(features, dtype=torch.float32))
 
     def log_variance(self, log_snr: Tensor) -> Tensor:
         """s(log SNR), zero before training."""
         frequencies, phases = self.get_buffer("frequencies"), self.get_buffer("phases")
         angle = bounded(log_snr).to(frequencies)[:, None] / 8 * frequencies + phases  # c_noise = -log SNR / 8 for EDM
-        return torch.cos(angle) @ self.coefficients * math.sqrt(2)
+        return (torch.cos(angle) * self.coefficients).sum(1) * math.sqrt(2)  # a product of matrices autocast would make bf16
 
     def forward(self, objective: Objective, u: Tensor) -> Tensor:
         return torch.exp(-self.log_variance(objective.process.log_snr(u)))

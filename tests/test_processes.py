@@ -5,7 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from diffusers import DDPMScheduler, EDMEulerScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import (
+    DDPMScheduler,
+    DPMSolverMultistepScheduler,
+    EDMEulerScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    UniPCMultistepScheduler,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -64,6 +72,16 @@ def test_from_diffusers_is_exact(theirs, zero_terminal):
     alpha, sigma = process.scales(middles(1000))
     torch.testing.assert_close(alpha, reference.alphas_cumprod.sqrt())
     torch.testing.assert_close(sigma, (1 - reference.alphas_cumprod).sqrt())
+
+
+@pytest.mark.parametrize(
+    "solver", [EulerDiscreteScheduler, EulerAncestralDiscreteScheduler, DPMSolverMultistepScheduler, UniPCMultistepScheduler]
+)
+@pytest.mark.parametrize("theirs", ["linear", "scaled_linear", "squaredcos_cap_v2"])
+def test_a_zero_that_a_solver_writes_as_something_small_is_read_as_zero(theirs, solver):
+    process = DDPM.from_diffusers(solver(beta_schedule=theirs, rescale_betas_zero_snr=True))
+    torch.testing.assert_close(process.alphas_cumprod, scheduler(theirs, rescale_betas_zero_snr=True).alphas_cumprod.double())
+    assert process.log_snr(torch.ones(1)).item() == -math.inf
 
 
 def test_zero_terminal_snr():

@@ -9,6 +9,7 @@ from diffusers import DDPMScheduler
 from diffusers.training_utils import compute_loss_weighting_for_sd3, compute_snr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from noisewise.objective import LOSS_KINDS, PREDICTIONS, Objective
 from noisewise.processes import DDPM, EDM, PROCESSES, VP, Flow
@@ -310,6 +311,18 @@ def test_two_settings_on_one_process_do_not_share_a_table():
 
 
 # Learned uncertainty and products
+
+
+def test_learned_weights_are_as_exact_under_autocast_and_in_a_module_of_low_precision():
+    learned, objective, u = Learned(), Objective(DDPM.linear()), (torch.arange(1000) + 0.5) / 1000
+    with torch.no_grad():
+        learned.coefficients.copy_(torch.randn(128, generator=torch.Generator().manual_seed(0)) / 10)
+        expected = learned.weights(objective, u)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(learned.weights(objective, u), expected)
+        for kind in (torch.bfloat16, torch.float16):
+            nn.Sequential(learned).to(kind)
+            assert torch.equal(learned.weights(objective, u), expected)
 
 
 def test_learned_leaves_the_callers_random_state():

@@ -254,7 +254,7 @@ class Sampler(KeepsPrecision):
         return raw * self.target_weight(u) if self.correction.kind == "target" else raw
 
     def target_weight(self, u: Tensor) -> Tensor:
-        """How much the target counts a loss at u, over how much the loop does; of mean 1 over all u."""
+        """How much the target counts a loss at u, over how much the loop does; times what the loop does, of the loop's mean."""
         raise NotImplementedError
 
     def _mean_raw(self, x0: Tensor | None) -> Tensor:

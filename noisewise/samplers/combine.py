@@ -40,6 +40,11 @@ class Combined(Sampler):
         super().__init__(process, correction=correction, draws=draws, **common)
         self.constant = all(part.constant for part in parts)
         self.conditional = any(part.conditional for part in parts)
+        if self.conditional and self.correction.needs_mean:
+            raise ValueError(
+                f"{self.correction} weights are divided by their mean, which {type(self).__name__} does not know for each "
+                "sample, and its density depends on the data: use correction=unbiased or none, or policy=global"
+            )
 
     def feedback(self, draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> AbstractContextManager[None]:
         return self.active().feedback(draw, losses, loss_at)
@@ -124,7 +129,7 @@ class Product(Tabulated):
         u = middles(bins_of(process))
         with torch.no_grad():
             mass = of.density(u) * weight.weights(objective or Objective.usual(process), u)
-        super().__init__(process, mass, **{"correction": of.correction, **common})
+        super().__init__(process, mass, **{"correction": of.correction, "draws": of.draws, **common})
 
 
 class Curriculum(Combined):

@@ -5,14 +5,15 @@ correction    weight                      the objective then is
 ============  ==========================  ===================================================================
 none          1                           the sampler *is* the weighting: E_q[loss]
 unbiased      1 / q                       exactly uniform's, E_u[loss], at the price of variance
-target        (w / v) / q, over its mean  the sampler's own target w, whatever weighting v the loop has on its losses;
+target        (w / v) / q, scaled         the sampler's own target w, whatever weighting v the loop has on its losses;
                                           for samplers that learn. The same as unbiased where the target is v
 clipped(c)    min(1 / q, c), over its     between the two: rare draws count at most c, before the division
               mean
 tempered(p)   q^-p, over its mean         none at p = 0, unbiased at p = 1
 ============  ==========================  ===================================================================
 
-Every weight has mean 1 over the draws, so a correction does not change the learning rate. (Where q is zero nothing is ever
+Every weight has mean 1 over the draws, that of `target` where the loop has no weighting; with one, the two together have the
+mean of the loop's. So a correction does not change the learning rate. (Where q is zero nothing is ever
 drawn, and no weight can make up for that: mix in a floor.)
 """
 

@@ -70,10 +70,11 @@ class GradientVariance(Learner):
         model = self._model[0]
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         gradients = []
-        with preserved_random_state(), preserved_buffers(model), set_aside_gradients(parameters), torch.enable_grad():
+        untouched = set_aside_gradients(parameters)
+        with preserved_random_state(), preserved_buffers(model), untouched as backward, torch.enable_grad():
             for half in (slice(0, rows), slice(rows, None)):
                 losses = check_evaluation(loss_at(index[half], u[half]), u[half])
-                self.on_target(losses, u[half]).mean().backward()
+                backward(self.on_target(losses, u[half]).mean())
                 gradients.append([parameter.grad for parameter in parameters])
                 for parameter in parameters:
                     parameter.grad = None
@@ -89,7 +90,7 @@ class GradientVariance(Learner):
         variance = distributed.from_first_rank(variance * distributed.world_size())
         finite = torch.isfinite(variance)
         self.skipped.note(~finite)
-        decay = torch.where(self.measured[stratum] > 0, self.decay, 0.0)
+        decay = torch.where(self.measured[stratum] > 0, self.decay, torch.zeros_like(self.variance[stratum]))
         updated = self.variance[stratum] * decay + torch.where(finite, variance, 0.0) * (1 - decay)
         self.variance[stratum] = torch.where(finite, updated, self.variance[stratum])
         self.measured[stratum] += finite.long()

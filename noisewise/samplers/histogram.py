@@ -1,5 +1,7 @@
 """Piecewise-constant densities on [0, 1]: the one representation behind every sampler without a closed form."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +34,18 @@ class Histogram(nn.Module):
         if not bool(torch.isfinite(mass).all()) or bool((mass < 0).any()) or not float(mass.sum()) > 0:
             raise ValueError("a density must be finite, nowhere negative and positive somewhere on this process")
         self.set(mass)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        edges = state_dict.get(prefix + "edges")
+        if (
+            edges is not None
+            and edges.shape == self.edges.shape
+            and not torch.allclose(edges.cpu(), self.edges.cpu(), atol=1e-6)
+        ):
+            raise ValueError(
+                "the state is of intervals at other noise levels: build the sampler like the other (`over`, the process)"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
     def bins(self) -> int:

@@ -108,7 +108,9 @@ class Learner(TableSampler):
 
     def _target_ratio(self, u: Tensor) -> Tensor:
         if self._mean_target is None or self._mean_target.device != u.device or not self._fixed_weights:
-            self._mean_target = self._raw_ratio(fine_grid(self.process, u.device)).mean()
+            grid = fine_grid(self.process, u.device)
+            ones = torch.ones_like(grid)
+            self._mean_target = self.on_target(ones, grid).mean() / self.in_training(ones, grid).mean()
         return self._raw_ratio(u) / self._mean_target
 
     def _raw_ratio(self, u: Tensor) -> Tensor:

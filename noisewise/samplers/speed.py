@@ -30,7 +30,7 @@ class SpeeD(Tabulated):
         if tau is not None and not 0 < tau <= bins:
             raise ValueError(f"tau must lie in 1 ... {bins}, got {tau}")
         tau = vanishing_point(process) if tau is None else tau
-        mass = torch.where(torch.arange(bins) < tau, k, 1.0).double()
+        mass = torch.where(torch.arange(bins) < tau, k, torch.ones(bins, dtype=torch.float64))
         mass = mass / mass.sum()
         if mirror:
             mirrored = torch.zeros_like(mass).index_add(0, _mirror(torch.arange(bins), tau, bins), mass)

@@ -9,10 +9,11 @@ from accelerate import Accelerator
 from diffusers import DDIMScheduler, DDPMScheduler, FlowMatchEulerDiscreteScheduler, training_utils
 from scipy import stats
 
-from noisewise import AdaptiveSampler, SpecError, build
+from noisewise import AdaptiveSampler, Objective, SpecError, build
 from noisewise.integrations import diffusers as ours
 from noisewise.integrations.accelerate import Accelerated
-from noisewise.samplers import LogitNormal
+from noisewise.samplers import Beta, LogitNormal
+from noisewise.weighting import VLB
 
 NAMES = ("compute_snr", "compute_density_for_timestep_sampling", "compute_loss_weighting_for_sd3")
 SCHEMES = ("none", "logit_normal", "mode", "sigma_sqrt", "cosmap")
@@ -270,3 +271,18 @@ def test_a_density_weight_needs_a_fixed_density():
         ours.DensityWeight(AdaptiveSampler(process))
     with pytest.raises(ValueError, match="correction='none'"):
         ours.DensityWeight(LogitNormal(process, correction="unbiased"))
+
+
+def test_a_density_weight_goes_where_the_batch_is():
+    objective = ours.read_scheduler(FlowMatchEulerDiscreteScheduler())
+    weighting = ours.DensityWeight(Beta(objective.process, 2, 1))  # tabulated: it has tensors
+    assert weighting(objective, torch.rand(4, device="meta")).device.type == "meta"
+
+
+def test_the_bound_of_a_flow_with_timesteps_is_one_weight_for_each_of_them():
+    process = ours.ShiftedFlow(shift=3.0)
+    objective, steps = Objective(process), process.steps
+    u = (torch.arange(16 * steps) + 0.5) / (16 * steps)
+    weights = VLB()(objective, u).view(steps, 16)
+    assert torch.equal(weights, weights[:, :1].expand(-1, 16))
+    torch.testing.assert_close(weights[:, 0], VLB()(objective, (torch.arange(steps) + 0.5) / steps))

@@ -84,6 +84,57 @@ def test_a_trial_is_taken_back_bit_for_bit():
     assert all(parameter.grad is gradients[name] for name, parameter in model.named_parameters())
 
 
+class Counting(torch.optim.SGD):
+    """Keeps what it has learned in its parameter groups, as Prodigy, D-Adaptation and schedule-free optimizers do."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["trust"] = 0.9 * group.get("trust", 1.0)
+            group["counts"] = [*group.get("counts", []), len(group["params"])]
+        super().step(closure)
+
+
+def test_what_an_optimizer_keeps_in_its_groups_is_put_back():
+    model = Noisy()
+    rate = torch.tensor(0.1)
+    optimizer = Counting(model.parameters(), lr=rate)
+    for one in (optimizer.step, optimizer.step):
+        one()
+    snapshot = Snapshot(model, optimizer)
+    for _ in range(2):
+        optimizer.step()
+        optimizer.param_groups[0]["lr"].mul_(2)
+        snapshot.restore()
+        (group,) = optimizer.param_groups
+        assert group["trust"] == pytest.approx(0.81)
+        assert group["counts"] == [len(group["params"])] * 2
+        assert group["lr"] is rate
+        assert float(rate) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    "spec", ["adaptive:estimator=lookahead,strata=3,horizon=2,probe=32,warmup=1", "gradient_variance:every=1"]
+)
+def test_gradients_of_what_the_loss_reaches_besides_the_model_are_left_alone(spec):
+    """A text encoder, say, with an optimizer of its own that steps later."""
+    torch.manual_seed(0)
+    model, encoder, frozen = Noisy(), nn.Linear(3, 3), nn.Linear(3, 3).requires_grad_(False)
+    optimizer, objective = torch.optim.SGD(model.parameters(), lr=1e-2), Objective(DDPM.linear())
+    sampler, x0 = build(spec, objective).sampler.attach(model, optimizer), torch.randn(32, 3)
+
+    def loss_at(rows, u):
+        return objective.losses(lambda x, time: model(x, time) + encoder(frozen(x)), x0[rows], u)
+
+    draw = sampler.sample(x0)
+    losses = loss_at(slice(None), draw.u)
+    losses.mean().backward()
+    gradient, before = encoder.weight.grad, encoder.weight.grad.clone()
+    with sampler.observe(draw, losses.detach(), loss_at):
+        optimizer.step()
+    assert encoder.weight.grad is gradient
+    assert torch.equal(gradient, before)
+
+
 def test_a_trial_before_the_first_step_leaves_no_optimizer_state():
     model = nn.Linear(1, 1)
     optimizer = torch.optim.Adam(model.parameters())

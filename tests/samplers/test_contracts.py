@@ -280,6 +280,32 @@ def test_draws_do_not_depend_on_the_default_dtype(spec, dtype, fill):
 
 
 @pytest.mark.parametrize("spec", LEARNERS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_learning_does_not_depend_on_the_default_dtype(spec, dtype, fill):
+    """Which Lightning's bf16-true and 64-true set for the training step, where policies are made and losses are taken in."""
+    learned = []
+    for default in (torch.float32, dtype):
+        torch.manual_seed(0)
+        model, x0 = nn.Linear(1, 1), torch.randn(16, 3, 8, 8)
+        sampler = build(fill(spec), DDPM.linear()).sampler.attach(model, torch.optim.SGD(model.parameters(), lr=1e-2))
+
+        def loss_at(rows, u, model=model):
+            return model(u[:, None]).squeeze(1) ** 2 + u
+
+        torch.set_default_dtype(default)
+        try:
+            for _ in range(12):
+                draw = sampler.sample(x0)
+                with sampler.observe(draw, loss_at(slice(None), draw.u).detach(), loss_at):
+                    pass
+        finally:
+            torch.set_default_dtype(torch.float32)
+        learned.append(sampler.state_dict())
+    assert learned[0].keys() == learned[1].keys()
+    assert [key for key, value in learned[0].items() if not torch.equal(value, learned[1][key])] == []
+
+
+@pytest.mark.parametrize("spec", LEARNERS)
 def test_gradient_accumulation_counts_as_one_step(spec, fill):
     toy = Toy(fill(spec), DDPM.linear())
     x0 = torch.zeros(8, 2)

@@ -168,6 +168,19 @@ def test_timesteps_without_mass_are_never_drawn():
     assert not bool((sampler.sample(200_000).time % 2).any())
 
 
+def test_product_corrects_and_draws_as_what_it_is_made_of():
+    sampler = build("product:of=(lognormal:draws=stratified,correction=unbiased),weight=minsnr", DDPM.linear()).sampler
+    assert (sampler.draws, str(sampler.correction)) == ("stratified", "unbiased")
+
+
+@pytest.mark.parametrize("spec", ["mix:of=({})", "curriculum:start=uniform,end=({})", "switch:first=uniform,then=({}),at=3"])
+@pytest.mark.parametrize("correction", ["clipped(3)", "tempered(0.5)"])
+def test_a_mixture_has_no_mean_weight_for_each_sample(spec, correction):
+    with pytest.raises(ValueError, match="density depends on the data: use correction=unbiased or none, or policy=global"):
+        build(spec.format("adaptive:estimator=reinforce") + f",correction={correction}", DDPM.linear())
+    build(spec.format("adaptive:estimator=reinforce,policy=global") + f",correction={correction}", DDPM.linear())
+
+
 def test_product_is_a_weight_turned_into_a_density():
     process = DDPM.linear()
     snr = process.alphas_cumprod / (1 - process.alphas_cumprod)

@@ -103,13 +103,26 @@ def test_a_sampler_that_does_not_learn_has_no_target(spec):
 def test_a_weighting_that_is_trained_is_followed():
     objective = OBJECTIVES["eps"]
     recipe = build("adaptive:target=(minsnr)+learned", objective)
+    for parameter in recipe.weighting.parameters():
+        parameter.requires_grad_(False)
     for value in (0.0, 2.0):
-        with torch.no_grad():
-            for parameter in recipe.weighting.parameters():
-                parameter.fill_(value)
+        for parameter in recipe.weighting.parameters():
+            parameter.fill_(value)
         expected = MinSNR().weights(objective, FINE)
         torch.testing.assert_close(trained(recipe, objective), expected / expected.mean(), rtol=1e-3, atol=1e-5)
-        assert float(recipe.sampler.target_weight(FINE).mean()) == pytest.approx(1, rel=2e-3)
+        together = recipe.sampler.target_weight(FINE) * recipe.weighting.weights(objective, FINE)
+        assert float(together.mean()) == pytest.approx(float(recipe.weighting.weights(objective, FINE).mean()), rel=2e-3)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("loop", ["none", "minsnr:gamma=2", "p2"])
+@pytest.mark.parametrize("target", ["vlb:clip=20", "simple", "p2", "minsnr"])
+def test_the_learning_rate_is_that_of_the_loops_weighting(target, loop, name):
+    objective = OBJECTIVES[name]
+    recipe = build(f"adaptive:target=({target})+{loop}", objective)
+    density, own = recipe.sampler.density(FINE), recipe.weighting.weights(objective, FINE)
+    found = (density * recipe.sampler._weight(FINE, density) * own).mean()
+    torch.testing.assert_close(found, own.mean(), rtol=1e-2, atol=0)
 
 
 def test_its_weights_survive_saving():
@@ -143,3 +156,12 @@ def test_a_weighting_of_the_callers_own_code_may_change():
         expected = torch.exp(power[0] * objective.process.log_snr(FINE))
         torch.testing.assert_close(sampler.on_target(torch.ones_like(FINE), FINE), expected)
         torch.testing.assert_close(sampler.target_weight(FINE), expected / expected.mean(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["loss", "reinforce", "lookahead"])
+def test_a_state_of_other_strata_is_refused(estimator):
+    process = DDPM.linear()
+    saved = AdaptiveSampler(process, estimator, strata=10, over="log_snr").state_dict()
+    with pytest.raises(ValueError, match="intervals at other noise levels"):
+        AdaptiveSampler(process, estimator, strata=10).load_state_dict(saved)
+    AdaptiveSampler(process, estimator, strata=10, over="log_snr").load_state_dict(saved)

@@ -162,6 +162,8 @@ class DensityWeight(Weighting):
         self.sampler = sampler
 
     def forward(self, objective: Objective, u: Tensor) -> Tensor:
+        if self.sampler.device != u.device:
+            self.sampler.to(u.device)
         return self.sampler.density(u) / objective.per_prediction(torch.ones_like(u), u)
 
 

@@ -105,7 +105,7 @@ class LookaheadEstimator(Estimator):
         finite = torch.isfinite(gains)
         sampler.skipped.note((~finite).sum())
         self.latest.copy_(torch.where(finite, gains, self.latest))
-        decay = torch.where(self.events > 0, self.decay, 0.0)
+        decay = torch.where(self.events > 0, self.decay, torch.zeros_like(self.gains))
         self.gains.copy_(torch.where(finite, self.gains * decay + gains * (1 - decay), self.gains))
         self.events += finite
         best = self.gains.clamp(min=0)
@@ -119,7 +119,7 @@ class LookaheadEstimator(Estimator):
         key = stream_key(sampler.seed, sampler.step, distributed.rank(), 6)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         snapshot = Snapshot(model, optimizer)
-        with preserved_random_state(), set_aside_gradients(parameters):
+        with preserved_random_state(), set_aside_gradients(parameters) as backward:
             try:
                 before = self._target(sampler, batch, device, loss_at, key)
                 outcomes = []
@@ -127,7 +127,7 @@ class LookaheadEstimator(Estimator):
                     with preserved_random_state(key >> 1), torch.enable_grad():  # every trial sees the same noise
                         for step in range(self.horizon):
                             optimizer.zero_grad(set_to_none=True)
-                            self._trial_loss(sampler, stratum, batch, device, loss_at, stream_key(key, step)).backward()
+                            backward(self._trial_loss(sampler, stratum, batch, device, loss_at, stream_key(key, step)))
                             optimizer.step()
                     outcomes.append(self._target(sampler, batch, device, loss_at, key))
                     snapshot.restore()

@@ -17,7 +17,8 @@ class BetaPolicy(nn.Module):
     """Data of one shape to (a, b), both about 0.974 before training: almost uniform.
 
     Images, sequences and volumes go through three convolutions (32, 64, 128 channels, 3 wide, ReLU, max-pooled by 2 while
-    there is something to pool) and are then reduced to 4 a side at most; vectors go straight into the MLP.
+    there is something to pool) and are then reduced to 4 a side at most; vectors go straight into the MLP. All in float32,
+    whatever torch's default is when the first batch is seen.
 
     Args:
         shape: of one sample, channels first; None for a policy that ignores the data and has two parameters.
@@ -31,7 +32,7 @@ class BetaPolicy(nn.Module):
         self.shape = None if shape is None else tuple(shape)
         with preserved_random_state(seed), torch.device("cpu"):
             self.body = nn.Identity() if shape is None else _body(self.shape or (), hidden, depth)
-            self.head = nn.Linear(1 if shape is None else hidden, 2)
+            self.head = nn.Linear(1 if shape is None else hidden, 2, dtype=torch.float32)
         self.reset()
 
     def reset(self) -> None:
@@ -59,7 +60,7 @@ def _body(shape: tuple[int, ...], hidden: int, depth: int) -> nn.Module:
     else:
         channels, size = shape[0], list(shape[1:])
         for width in (32, 64, 128):
-            layers += [convolution(channels, width, 3, padding=1), nn.ReLU()]
+            layers += [convolution(channels, width, 3, padding=1, dtype=torch.float32), nn.ReLU()]
             if min(size) >= 2:
                 layers.append(pool(2))
                 size = [side // 2 for side in size]
@@ -68,10 +69,10 @@ def _body(shape: tuple[int, ...], hidden: int, depth: int) -> nn.Module:
         layers += [reduce(tuple(size) if len(size) > 1 else size[0]), nn.Flatten()]
         features = channels * math.prod(size)
     for _ in range(depth):
-        layers += [nn.Linear(features, hidden), nn.ReLU()]
+        layers += [nn.Linear(features, hidden, dtype=torch.float32), nn.ReLU()]
         features = hidden
     if depth == 0:
-        layers.append(nn.Linear(features, hidden))
+        layers.append(nn.Linear(features, hidden, dtype=torch.float32))
     return nn.Sequential(*layers)
 
 
@@ -102,9 +103,10 @@ class Adam(nn.Module):
         """One step along a flat gradient, whose norm is cut to `clip` first."""
         gradient = gradient * (self.clip / gradient.norm().clamp(min=self.clip))
         self.count += 1
+        count = self.count.float()  # a power of a whole number would be in torch's default precision
         self.mean.lerp_(gradient, 0.1)
         self.square.lerp_(gradient**2, 0.001)
-        update = self.mean / (1 - 0.9**self.count) / ((self.square / (1 - 0.999**self.count)).sqrt() + 1e-8)
+        update = self.mean / (1 - 0.9**count) / ((self.square / (1 - 0.999**count)).sqrt() + 1e-8)
         for parameter, part in zip(parameters, update.split([parameter.numel() for parameter in parameters]), strict=True):
             parameter.sub_(self.lr * part.view_as(parameter))
 

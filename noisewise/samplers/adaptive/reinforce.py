@@ -220,7 +220,7 @@ class ReinforceEstimator(Estimator):
             floored = (1 - sampler.floor) * (mass / widths).gather(1, drawn).squeeze(1) + sampler.floor
             ratio = floored / draw.density[-draw.rows :]
             entropy = -(mass * torch.log((mass / widths).clamp(min=1e-30))).sum(1)
-            loss = -(advantage * finite * ratio + self.entropy * finite * entropy).sum() / n.float()
+            loss = -(finite * (advantage * ratio + self.entropy * entropy)).sum() / n.float()
             parameters = list(policy.parameters())
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         flat = torch.cat([gradient.flatten() for gradient in gradients])
