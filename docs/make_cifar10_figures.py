@@ -1,14 +1,15 @@
 """Draw the figures of the study on CIFAR-10 that the pages show: python docs/make_cifar10_figures.py
 
-They are those of `noisewise report --figures`, from the rows in benchmarks/results; seconds are those of steps made alone. The
-pictures of the larger network's images (img/cifar10_larger_uniform.png and so on) are those of its runs, as they were.
+They are those of `noisewise report --figures`, from the rows in benchmarks/results; seconds are those of steps made alone.
+Images of the larger network are those of its runs, which are kept in img/runs.
 """
 
 import json
 import tempfile
 from pathlib import Path
 
-from pages import RESULTS, rows, smaller  # makes the benchmarks known as modules
+import matplotlib.pyplot as plt
+from pages import DOCS, RESULTS, rows, smaller  # makes the benchmarks known as modules
 
 from noisewise.study.report import write_figures
 
@@ -18,6 +19,7 @@ SETTING = "-time-scale=1000"  # of flow, which pictures are not named by
 QUALITY = ("quality-linear", "quality-cosine", "quality-quadratic", "quality-edm", f"quality-flow{SETTING}")
 SHOWN = (*QUALITY, "loss-linear", "loss-cosine", "density-linear")
 WIDTH = 1000  # pixels
+IMAGES = {"uniform": "uniform", "minsnr": "minsnr:gamma=5", "adaptive": "adaptive"}  # file to spec
 
 
 def draw(file: str, cost: Path, shown: tuple[str, ...], prefix: str) -> None:
@@ -39,8 +41,25 @@ def cost_of_larger(path: Path) -> Path:
     return path
 
 
+def draw_images(path: Path) -> None:
+    """The images of each method beside each other, none of them scaled."""
+    grids = {spec: plt.imread(DOCS / "img" / "runs" / f"cifar10_larger_{file}.png") for file, spec in IMAGES.items()}
+    side, gap, title = 265, 20, 26
+    width, height = len(grids) * (side + gap) - gap, side + title
+    figure = plt.figure(figsize=(width / 100, height / 100), dpi=100)
+    for k, (spec, grid) in enumerate(grids.items()):
+        axes = figure.add_axes((k * (side + gap) / width, 0, side / width, side / height))
+        axes.imshow(grid, interpolation="nearest")
+        axes.set_title(spec, fontsize=10, family="monospace")
+        axes.axis("off")
+    figure.savefig(path)
+    plt.close(figure)
+
+
 if __name__ == "__main__":
     draw("cifar10-v1-confirmation.jsonl", RESULTS / "cifar10-v1-method-cost.jsonl", SHOWN, "cifar10_")
     with tempfile.TemporaryDirectory() as folder:
         cost = cost_of_larger(Path(folder) / "cost.jsonl")
         draw("cifar10-v1-paper.jsonl", cost, ("quality",), "cifar10_larger_")
+        draw_images(Path(folder) / "images.png")
+        smaller(Path(folder) / "images.png", "cifar10_larger_images", WIDTH, 0)

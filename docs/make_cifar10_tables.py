@@ -117,7 +117,7 @@ def paper_table() -> list[str]:
     """FID of 5,000 and of 50,000 images with the larger network, lowest end first."""
     measured = rows("cifar10-v1-paper.jsonl")
     more = {spec_now(row): row["headline"] for row in measured if row["share"] == 1}
-    lines = ["| spec | seed | 50 % | 75 % | 100 % | over uniform's | steps to uniform's last | FID-50k | over uniform's |"]
+    lines = ["| spec | seed | 50 % | 75 % | 100 % | over `uniform` | steps to its last | FID-50k | over `uniform` |"]
     lines.append("|---" * 9 + "|")
     lines += [
         f"{line} {more[spec]:.2f} | {more[spec] / more['uniform']:.2f} |" for spec, line in ranked(curves(measured), SHARES[1:])
@@ -158,9 +158,9 @@ SPECS = {  # column to the specs that stand for it
     "`adaptive`": ("adaptive",),
     "`adaptive:floor=0.2`": ("adaptive:floor=0.2",),
     "the same, `draws=independent`": (INDEPENDENT, f"{INDEPENDENT}+minsnr:gamma=5"),
+    "that, `+none`": (f"{INDEPENDENT}+none",),
     "`minsnr`": ("minsnr:gamma=5",),
     "`lognormal`": ("lognormal",),
-    f"`{INDEPENDENT}+none`": (f"{INDEPENDENT}+none",),
 }
 
 

@@ -299,7 +299,7 @@ def test_the_adaptive_page_says_only_what_the_unets_show() -> None:
     assert f"{min(plain):.2f} to {max(plain):.2f} of uniform's distance in five runs of 700 steps" in page
     assert f"where Min-SNR's objective drawn in the same way has {min(default):.2f} to {max(default):.2f}." in page
     table = list(page_cells("unets").values())
-    default, smaller, independent, minsnr, *_ = zip(*table, strict=True)
+    default, smaller, independent, _, minsnr, *_ = zip(*table, strict=True)
     for column in (default, smaller):
         assert all(float(ratio) < 1 for cells in column for ratio in cells.split(" / ") if ratio not in ("", "–")), (
             "in every run"

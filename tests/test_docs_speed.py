@@ -254,7 +254,7 @@ def test_readme_and_changelog_take_their_figures_from_the_files():
         in README
     )
     adaptive = sorted(rate(model, "fast") / rate(model, "fast, adaptive") for model in MODELS)
-    assert f"`adaptive+none` takes {adaptive[0]:.2f} to {adaptive[1]:.2f} times uniform's time" in README
+    assert f"`adaptive+none` took {adaptive[0]:.2f} to {adaptive[1]:.2f} times uniform's time" in README
     (total,) = [r["seconds"] for r in rows("generation.jsonl") if (r["part"], r["path"]) == ("total", "fused, graph")]
     assert f"50 DDIM steps and their FID take {total:.1f} s" in README
     assert f"their features and the FID in {total:.1f} s" in CHANGELOG

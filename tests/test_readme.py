@@ -134,14 +134,14 @@ def test_what_is_said_of_the_larger_network_is_that_of_the_rows():
     assert f"The default's FID-50k is {default / uniform:.2f} times uniform's" in results
     share = (uniform - weight) / (uniform - default)
     assert 0.18 < share < 0.23
-    assert "has a fifth of it with this one" in results
+    assert "has a fifth of it in this run" in results
     assert "a fifth of it with [one of 35.7 M]" in card
     (steps,) = [
         cells[6] for cells in cells_of(between((ROOT / "docs/results.md").read_text(), "larger")) if "adaptive" in cells[0]
     ]
-    assert f"uniform's last FID after {steps} of the steps" in readme
+    assert f"uniform's last FID of 5,000 images after {steps} of the steps" in readme
     assert f"it needs {steps} of uniform's steps" in results
-    assert f"and 15,000 steps it was {steps} (linear, one seed)" in adaptive
+    assert f"and 15,000 steps it was {steps} (linear, one seed, other settings of training)" in adaptive
     lead, other = (
         [f"{fid[spec, at] / fid['uniform', at]:.2f}" for at in (0.5, 0.75, 1.0)] for spec in ("adaptive", "minsnr:gamma=5")
     )
