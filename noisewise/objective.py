@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from noisewise.processes import Process, over_samples
+from noisewise.levels import over_samples
+from noisewise.processes import Process
 
 Prediction = Literal["eps", "x0", "v", "flow", "edm"]
 LossKind = Literal["mse", "l1", "huber"]

@@ -13,6 +13,8 @@ from noisewise.diagnostics import mean_density, middles
 from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers import Sampler
+from noisewise.samplers.base import check_same
+from noisewise.samplers.learning import Learner
 from noisewise.weighting import NoWeight, Weighting
 
 Axis = Literal["u", "time", "log_snr"]
@@ -118,11 +120,13 @@ def preview(
     """
     if weight_of not in WEIGHT_OF:
         raise ValueError(f"unknown weight_of {weight_of!r}: choose one of {', '.join(WEIGHT_OF)}")
+    check_same(process, sampler.process, "the sampler")
     bins = bins or min(process.steps or 500, 1000)
     u = middles(bins)
     density = mean_density(sampler, bins)
     p, correction = density.cpu(), sampler._weight(u.to(density), density).cpu()
-    objective = objective or getattr(sampler, "objective", None) or Objective(process)
+    learned_for = (part.objective for part in sampler.modules() if isinstance(part, Learner))
+    objective = objective or next(learned_for, Objective(process))
     weighting = weighting or NoWeight()
     w = weighting(objective, u) if weight_of == "eps" else weighting.weights(objective, u)
     if bool((w < 0).any()):

@@ -25,6 +25,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from noisewise.levels import check_range, check_u, interval, over_samples
+
 
 class Process(ABC):
     """What every noising process offers; u runs from the least noise (0) to the most (1)."""
@@ -56,6 +58,9 @@ class Process(ABC):
     def u_of_log_snr(self, log_snr: Tensor) -> Tensor:
         """The inverse of `log_snr`, clamped to [0, 1]."""
 
+    def __repr__(self) -> str:
+        return type(self).__name__
+
     def log_snr_edges(self, u_edges: Tensor) -> Tensor:
         """log SNR at the edges of intervals of u, from the least noise down (a discrete process rounds them to its own)."""
         return self.log_snr(u_edges)
@@ -76,38 +81,8 @@ class Process(ABC):
             raise ValueError(f"noise must have the shape of x0, {tuple(x0.shape)}, got {tuple(noise.shape)}")
         if u.shape != x0.shape[:1]:
             raise ValueError(f"u must have one entry a sample, ({len(x0)},), got {tuple(u.shape)}")
-        alpha, sigma = (over_samples(s, x0) for s in self.scales(u))
+        alpha, sigma = (over_samples(s, x0) for s in self.scales(check_range(u)))
         return alpha * x0 + sigma * noise
-
-
-def over_samples(per_sample: Tensor, like: Tensor) -> Tensor:
-    """A (B,) tensor shaped and typed to multiply a batch `like` of shape (B, ...)."""
-    return per_sample.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
-
-
-def check_u(u: Tensor) -> Tensor:
-    """`u` itself, if its type can tell timesteps apart."""
-    if u.dtype not in (torch.float32, torch.float64):
-        raise TypeError(
-            f"u must be float32 or float64, got {u.dtype}: with 8 bits of mantissa a bfloat16 u collapses "
-            "1,000 timesteps to a few hundred. Keep u as the sampler returned it; only x0 may be of low precision."
-        )
-    return u
-
-
-def interval(u: Tensor, n: int) -> Tensor:
-    """Which of n equal intervals of [0, 1] each u lies in, exactly: float32(i / n) is in interval i, and 1 in the last.
-
-    In whole multiples of 2^-24, the resolution of a float32 below 1; adding one of them makes float32(i / n), which may have
-    been rounded down, fall on i.
-    """
-    ticks = (check_u(u) * 2**24).round().long() + 1
-    return ((ticks * n) >> 24).clamp(0, n - 1)
-
-
-def first_ticks(n: int) -> Tensor:
-    """(n - 1,): the first multiple of 2^-24 that `interval` puts into the second to the last of n intervals, as float32."""
-    return ((torch.arange(1, n) * 2**24 + n - 1) // n - 1).to(torch.float32)
 
 
 class Discrete(Process):
@@ -392,3 +367,9 @@ PROCESSES: dict[str, Callable[..., Process]] = {
     "flow": Flow,
 }
 """The names of spec strings."""
+
+
+def same_levels(one: Process, other: Process) -> bool:
+    """Whether a u is the same noise level on both processes."""
+    u = (torch.arange(100) + 0.5) / 100
+    return one is other or (one.steps == other.steps and torch.allclose(one.log_snr(u), other.log_snr(u)))

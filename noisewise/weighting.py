@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from noisewise import bells
 from noisewise.diagnostics import KeepsPrecision
 from noisewise.increments import scaled_variance_increment, vanishing_point
+from noisewise.levels import check_u, interval
 from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
-from noisewise.processes import DDPM, Process, check_u, interval
+from noisewise.processes import DDPM, Process
 
 
 def min_snr(log_snr: Tensor, gamma: float = 5.0) -> Tensor:
@@ -120,7 +121,7 @@ class Simple(Weighting):
 
 
 class OfLogSNR(Weighting):
-    """Any non-negative function of log SNR."""
+    """Any non-negative function of log SNR, which is bounded first: at either end of a process it may be infinite."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -130,7 +131,7 @@ class OfLogSNR(Weighting):
         self.function = function
 
     def forward(self, objective: Objective, u: Tensor) -> Tensor:
-        weight = self.function(objective.process.log_snr(u))
+        weight = self.function(bounded(objective.process.log_snr(u)))
         if weight.shape != u.shape:
             raise ValueError(f"a weighting must return one weight a sample, {tuple(u.shape)}, got {tuple(weight.shape)}")
         return weight
@@ -370,7 +371,7 @@ WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
 def is_fixed(weighting: Weighting | None) -> bool:
     """Whether a weighting is known to be a function of the noise level that never changes: no parameters, no code of others."""
     factors = weighting.factors if isinstance(weighting, WeightProduct) else [weighting]
-    return all(one is None or (type(one) in WEIGHTINGS.values() and not isinstance(one, Learned)) for one in factors)
+    return all(one is None or (type(one) in WEIGHTINGS.values() and next(one.parameters(), None) is None) for one in factors)
 
 
 def _check_positive(name: str, value: float) -> None:

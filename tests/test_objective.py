@@ -276,3 +276,24 @@ def test_much_noise_does_not_overflow_in_float16(process, prediction):
         (objective.denoised(output.half(), x_u.half(), u), x0),
     ]:
         torch.testing.assert_close(found.float()[:, :20], expected[:, :20], atol=0.4 if expected is x0 else 4e-3, rtol=4e-3)
+
+
+@pytest.mark.parametrize("process", [DDPM.linear(), Flow()])
+@pytest.mark.parametrize("u", [[500.0, 7.0], [0.5, -0.1], [0.5, math.nan]])
+def test_times_in_the_place_of_u_are_refused(process, u):
+    """As timesteps they would all be the last one, and nothing but noise would be trained."""
+    with pytest.raises(ValueError, match=r"u must lie in \[0, 1\], got .* process.u_of_time"):
+        Objective(process).losses(lambda x, time: x, torch.randn(2, 3), torch.tensor(u))
+
+
+def test_u_is_not_looked_at_while_it_is_traced():
+    objective, x0, u = Objective(DDPM.linear()), torch.randn(4, 3), torch.rand(4)
+    noise = torch.randn_like(x0)
+    expected = objective.losses(lambda x, time: x, x0, u, noise)
+
+    def one(x0, noise, u):
+        return objective.losses(lambda x, time: x, x0[None], u[None], noise[None])[0]
+
+    torch.testing.assert_close(torch.func.vmap(one)(x0, noise, u), expected)
+    compiled = torch.compile(lambda u: objective.process.add_noise(x0, noise, u), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(u), objective.process.add_noise(x0, noise, u))

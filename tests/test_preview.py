@@ -261,3 +261,16 @@ def test_a_learning_sampler_is_shown_with_what_it_takes_the_model_to_predict():
     curves = preview(recipe.sampler, recipe.weighting, process)
     expected = min_snr(process.log_snr(torch.from_numpy(curves.u).float())).double().numpy()
     np.testing.assert_allclose(curves.pw, expected / expected.mean(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("spec", ["mix:of=adaptive,floor=0", "switch:first=adaptive,then=uniform,at=5,correction=target"])
+@pytest.mark.parametrize("process", [Flow(), EDM()])
+def test_so_is_one_inside_another(spec, process):
+    alone, inside = build("adaptive", process), build(spec, process)
+    expected = preview(alone.sampler, alone.weighting, process).pw
+    np.testing.assert_allclose(preview(inside.sampler, inside.weighting, process).pw, expected, rtol=1e-4)
+
+
+def test_the_sampler_of_another_process_is_refused():
+    with pytest.raises(ValueError, match="the sampler is of another process"):
+        preview(Uniform(DDPM.cosine()), None, DDPM.linear())

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow, first_ticks, interval
+from noisewise.levels import first_ticks, interval
+from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow
 
 DISCRETE = ("linear", "cosine", "quadratic")
 CONTINUOUS = tuple(name for name in PROCESSES if name not in DISCRETE)

@@ -487,3 +487,14 @@ def test_p2_refuses_an_exponent_that_is_no_number():
 def test_learned_refuses_no_features():
     with pytest.raises(ValueError, match="features must be >= 1"):
         Learned(features=0)
+
+
+@pytest.mark.parametrize(
+    ("function", "prediction", "at_the_end"),
+    [(lambda lam: (-lam).exp(), "flow", 1.0), (lambda lam: 1 + 0.5 * (1 + (-lam).exp()), "v", 0.5)],
+)
+def test_a_function_of_ones_own_has_its_limit_where_nothing_but_noise_is_left(function, prediction, at_the_end):
+    """As the tables of migration have them, for SD3 and for v-predictions: the eps-weights grow without bound."""
+    process = Flow() if prediction == "flow" else zero_terminal()
+    weights = OfLogSNR(function).weights(Objective(process, prediction), torch.tensor([0.5, 1.0]))
+    assert weights[1].item() == pytest.approx(at_the_end, rel=1e-5)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisewise.levels import over_samples
 from noisewise.objective import Objective
-from noisewise.processes import over_samples
 
 Call = Callable[[Any, Tensor, Tensor, Tensor | None], Any]
 """(model, x, time, labels or None) -> output, for models that want their arguments in another way."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from noisewise import distributed
 from noisewise.diagnostics import KeepsPrecision, middles
-from noisewise.processes import Process
+from noisewise.processes import Process, same_levels
 from noisewise.samplers.correction import Correction, effective_sample_size
 from noisewise.samplers.random import bits, checked_seed, stream_key, uniform_of, uniforms
 
@@ -73,6 +73,14 @@ def check_process(process: Process) -> Process:
     if isinstance(process, Process):
         return process
     raise TypeError(f"the first argument must be a Process, such as DDPM.linear(), got {repr(process)[:80]}")
+
+
+def check_same(process: Process, other: Process, whose: str) -> None:
+    """Raise ValueError unless u means the same on both."""
+    if not same_levels(process, other):
+        raise ValueError(
+            f"{whose} is of another process: the same u is another noise level on {other} than on {process}; make both of one"
+        )
 
 
 def fine_grid(process: Process, device: torch.device | str) -> Tensor:
@@ -143,6 +151,7 @@ class Sampler(KeepsPrecision):
 
     # What the training loop calls -----------------------------------------------------------------------------------
 
+    @torch.inference_mode(False)  # what is moved or made here will be trained with
     @torch.no_grad()
     def sample(self, x0: Tensor | int, *, generator: torch.Generator | None = None) -> Draw:
         """Draw one noise level for each sample of the batch `x0` (or for that many samples on the sampler's own device)."""
@@ -181,7 +190,9 @@ class Sampler(KeepsPrecision):
             loss_at: evaluates losses of the (last) batch at other u: `loss_at(rows, u)`.
         """
         one_draw = draw if isinstance(draw, Draw) else Draw.cat(draw)
-        one_losses = losses if losses is None or isinstance(losses, Tensor) else torch.cat(list(losses))
+        one_losses = (
+            losses if losses is None or isinstance(losses, Tensor) else torch.cat([torch.atleast_1d(one) for one in losses])
+        )
         if one_losses is not None:
             if one_losses.shape != one_draw.u.shape:
                 raise ValueError(

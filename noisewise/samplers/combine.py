@@ -11,7 +11,7 @@ from torch import Tensor
 from noisewise.diagnostics import middles
 from noisewise.objective import Objective
 from noisewise.processes import Process
-from noisewise.samplers.base import Draw, LossAt, Sampler
+from noisewise.samplers.base import Draw, LossAt, Sampler, check_same
 from noisewise.samplers.correction import Correction
 from noisewise.samplers.static import Tabulated, Uniform, bins_of
 from noisewise.weighting import Weighting
@@ -38,6 +38,8 @@ class Combined(Sampler):
             draws = next((part.draws for part in parts if part.draws != "independent"), "independent")
         self.has_target = any(part.has_target for part in parts)
         super().__init__(process, correction=correction, draws=draws, **common)
+        for part in parts:
+            check_same(process, part.process, f"a part of {type(self).__name__}")
         self.constant = all(part.constant for part in parts)
         self.conditional = any(part.conditional for part in parts)
         if self.conditional and self.correction.needs_mean:
@@ -99,8 +101,8 @@ class Shift(Combined):
         if not of.constant:
             raise ValueError(f"shift takes a fixed density, but {type(of).__name__} changes during training")
         super().__init__(process, [of], **common)
-        if not shift > 0:
-            raise ValueError(f"shift must be positive, got {shift}")
+        if not 0 < shift < math.inf:
+            raise ValueError(f"shift must be positive and finite, got {shift}")
         self.of, self.shift = of, shift
 
     def active(self) -> Sampler:
@@ -126,6 +128,7 @@ class Product(Tabulated):
     ) -> None:
         if not of.constant:
             raise ValueError(f"product takes a fixed density, but {type(of).__name__} changes during training")
+        check_same(process, of.process, "what product is made of")
         u = middles(bins_of(process))
         with torch.no_grad():
             mass = of.density(u) * weight.weights(objective or Objective.usual(process), u)

@@ -86,8 +86,9 @@ class GradientVariance(Learner):
             self._learn(stratum, squares * rows / 2)
 
     def _learn(self, stratum: int, variance: Tensor) -> None:
-        # With DDP both halves were averaged over ranks, which divides their variance by the number of ranks.
-        variance = distributed.from_first_rank(variance * distributed.world_size())
+        # With DDP both halves were averaged over ranks, which divides their variance by the number of ranks: the sum makes up
+        # for it. Without it, the sum is of what each rank has found.
+        variance = distributed.gather_sum(variance)
         finite = torch.isfinite(variance)
         self.skipped.note(~finite)
         decay = torch.where(self.measured[stratum] > 0, self.decay, torch.zeros_like(self.variance[stratum]))

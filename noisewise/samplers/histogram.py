@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from noisewise.diagnostics import even_edges, wide
-from noisewise.processes import interval
+from noisewise.levels import interval
 from noisewise.samplers.base import Sampler
 
 

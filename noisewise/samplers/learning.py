@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from noisewise import distributed
 from noisewise.diagnostics import Skipped, middles
+from noisewise.levels import first_ticks
 from noisewise.objective import Objective
-from noisewise.processes import Process, first_ticks
-from noisewise.samplers.base import check_process, fine_grid
+from noisewise.processes import Process
+from noisewise.samplers.base import check_process, check_same, fine_grid
 from noisewise.samplers.histogram import Histogram, TableSampler
 from noisewise.weighting import Weighting, is_fixed
 
@@ -18,7 +19,10 @@ from noisewise.weighting import Weighting, is_fixed
 def split_objective(given: Process | Objective, objective: Objective | None) -> tuple[Process, Objective | None]:
     """The process and the objective, which may be given in one or beside each other."""
     if not isinstance(given, Objective):
-        return check_process(given), objective
+        process = check_process(given)
+        if objective is not None:
+            check_same(process, objective.process, "the objective")
+        return process, objective
     if objective not in (None, given):
         raise ValueError("the objective is given twice, in place of the process and as objective=: leave one out")
     return given.process, given

@@ -42,8 +42,8 @@ class LogitNormal(Sampler):
 
     def __init__(self, process: Process, mean: float = 0.0, std: float = 1.0, **common: Any) -> None:
         super().__init__(process, **common)
-        if not std > 0:
-            raise ValueError(f"std must be positive, got {std}")
+        if not (math.isfinite(mean) and 0 < std < math.inf):
+            raise ValueError(f"mean must be finite, and std positive and finite, got {mean} and {std}")
         self.mean, self.std = mean, std
 
     def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:

@@ -20,8 +20,9 @@ from diffusers import (
 from noisewise.evaluation.guidance import denoiser
 from noisewise.evaluation.solvers import solve, start
 from noisewise.evaluation.spacing import grid
+from noisewise.levels import over_samples
 from noisewise.objective import Objective
-from noisewise.processes import DDPM, EDM, Flow, over_samples
+from noisewise.processes import DDPM, EDM, Flow
 from tests.evaluation.toy import images, in_order, toy
 
 PREDICTED = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"}

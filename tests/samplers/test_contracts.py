@@ -375,3 +375,18 @@ def test_draws_do_not_depend_on_the_default_type(spec, kind):
 def test_a_batch_that_is_no_tensor_is_told_to_pick_the_data(batch):
     with pytest.raises(TypeError, match=r"x0 = batch\[0\]"):
         build("adaptive", DDPM.linear()).sampler.sample(batch)
+
+
+@pytest.mark.parametrize("spec", LEARNERS)
+def test_draws_of_a_validation_in_inference_mode_do_not_spoil_training(spec, fill, monkeypatch):
+    """Nor does a move to another device there, which is where a sampler on a GPU meets its first batch."""
+    toy, moved = Toy(fill(spec), DDPM.linear()), Toy(fill(spec), DDPM.linear())
+    with torch.inference_mode():
+        x0 = torch.randn(8, 2)
+        toy.objective.losses(toy.predict, x0, toy.sampler.sample(x0).u)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(type(moved.sampler), "device", torch.device("meta"))
+            elsewhere.setattr(moved.sampler, "to", lambda device: moved.sampler._apply(torch.clone))
+            moved.sampler.sample(x0)
+    for one in (toy, moved):
+        assert one.run(12).sampler.step == 12

@@ -5,8 +5,9 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 
-from noisewise import DDPM, SAMPLERS, Objective, build
-from noisewise.samplers import AdaptiveSampler, Uniform
+from noisewise import DDPM, SAMPLERS, Flow, Objective, build
+from noisewise.samplers import AdaptiveSampler, Laplace, Mix, Product, Uniform
+from noisewise.weighting import MinSNR
 
 
 @pytest.mark.parametrize(
@@ -89,3 +90,46 @@ def test_the_state_of_another_kind_of_policy_is_refused():
     other.sample(torch.zeros(2, 3))  # which builds its policy
     with pytest.raises(ValueError, match="the state is of policy=beta, but this sampler has policy=global"):
         one.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("other", [DDPM.cosine(), DDPM.linear(100), Flow()])
+def test_parts_of_another_process_are_refused(other):
+    process = DDPM.linear()
+    for make in (
+        lambda: AdaptiveSampler(process, objective=Objective(other)),
+        lambda: build("loss_moment+p2", process, objective=Objective(other)),
+        lambda: Mix(process, Laplace(other)),
+        lambda: Product(process, Laplace(other), MinSNR()),
+    ):
+        with pytest.raises(
+            ValueError, match=r"is of another process: the same u is another noise level on .* than on DDPM\(T=1000"
+        ):
+            make()
+    same = DDPM.linear()
+    AdaptiveSampler(process, objective=Objective(same, "v"))
+    Mix(process, Laplace(same))
+
+
+@pytest.mark.parametrize(
+    "spec", ["lognormal:mean=nan", "lognormal:mean=inf", "lognormal:std=inf", "shift:of=uniform,shift=inf"]
+)
+def test_settings_must_be_finite(spec):
+    with pytest.raises(ValueError, match="finite"):
+        build(spec, DDPM.linear())
+
+
+def test_a_policy_that_looks_at_the_data_wants_them():
+    sampler = build("adaptive:estimator=reinforce,every=1", DDPM.linear()).sampler
+    draw = sampler.sample(8)
+    with pytest.raises(ValueError, match="draw with sample"), sampler.observe(draw, torch.ones(8), lambda rows, u: u):
+        pass
+
+
+def test_a_mean_in_a_list_of_losses_is_explained():
+    sampler = build("adaptive", DDPM.linear()).sampler
+    draws = [sampler.sample(4), sampler.sample(4)]
+    with (
+        pytest.raises(ValueError, match="losses must be one a sample"),
+        sampler.observe(draws, [torch.ones(()), torch.ones(())]),
+    ):
+        pass

@@ -6,7 +6,7 @@ import torch
 from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective, Uniform, build
 from noisewise.diagnostics import mean_objective
 from noisewise.spec import build_weighting
-from noisewise.weighting import P2, MinSNR, NoWeight, OfLogSNR
+from noisewise.weighting import P2, WEIGHTINGS, MinSNR, NoWeight, OfLogSNR, Weighting
 
 OBJECTIVES = {
     "eps": Objective(DDPM.linear()),
@@ -165,3 +165,19 @@ def test_a_state_of_other_strata_is_refused(estimator):
     with pytest.raises(ValueError, match="intervals at other noise levels"):
         AdaptiveSampler(process, estimator, strata=10).load_state_dict(saved)
     AdaptiveSampler(process, estimator, strata=10, over="log_snr").load_state_dict(saved)
+
+
+def test_a_weighting_in_the_registry_that_is_trained_is_followed(monkeypatch):
+    class Mine(Weighting):
+        def __init__(self):
+            super().__init__()
+            self.log = torch.nn.Parameter(torch.zeros(()))
+
+        def forward(self, objective, u):
+            return self.log.exp().expand(len(u))
+
+    monkeypatch.setitem(WEIGHTINGS, "mine", Mine)
+    recipe = build("loss_moment+mine", OBJECTIVES["eps"])
+    for value in (0.5, 1.5):
+        recipe.weighting.log.data.fill_(value)
+        torch.testing.assert_close(recipe.sampler.on_target(torch.ones(3), FINE[:3]), torch.full((3,), value).exp())

@@ -54,6 +54,15 @@ def test_strata_are_split_over_ranks(ranks):
 
 
 @pytest.mark.slow
+def test_gradients_of_all_ranks_count_without_ddp(ranks):
+    """As through Lightning, whose callback attaches the bare module."""
+    assert ranks[0]["gradients"] == ranks[1]["gradients"]
+    alike, first, second = (torch.tensor(variances) for variances in ranks[0]["gradients"])
+    for larger in (first, second):
+        assert bool((larger > 10 * alike).all())
+
+
+@pytest.mark.slow
 def test_fsdp2(tmp_path):
     """Sharded parameters and optimizer state: probing, look-ahead trials and gradient norms work, and ranks agree."""
     first, second = run_ranks(WORKER.parent / "fsdp.py", tmp_path)

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,17 @@ def train(spec, rank, batch, keep=None):
     return rows
 
 
+def measured_gradients(larger):
+    """The gradient variances with a model that nobody averages over ranks, where one rank's losses may be larger."""
+    toy = Toy("gradient_variance:strata=2,every=1,rows=4", DDPM.linear(), batch=16)
+    if dist.get_rank() == larger:
+        losses = toy.objective.losses
+        toy.objective = SimpleNamespace(process=toy.objective.process, losses=lambda *given: 10 * losses(*given))
+        toy.recipe.weighting.weighted = lambda losses, *_: losses
+    toy.run(4)
+    return toy.sampler.variance.tolist()
+
+
 def main(out: Path, table: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -44,6 +56,7 @@ def main(out: Path, table: str) -> None:
         result["unequal"][spec] = train(spec, rank, 16 - 5 * rank)
     strata = build("uniform", DDPM.linear(), draws="stratified").sampler
     result["stratified"] = [strata.sample(32).u.tolist() for _ in range(5)]
+    result["gradients"] = [measured_gradients(larger) for larger in (None, 0, 1)]
     finish(out, result)
 
 

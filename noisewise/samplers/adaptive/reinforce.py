@@ -109,6 +109,7 @@ class ReinforceEstimator(Estimator):
 
     # The policy -----------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode(False)  # draws may begin in a validation, and the policy is trained later
     def _build(self, shape: tuple[int, ...] | None) -> tuple[BetaPolicy, Adam]:
         """Make the policy for data of this shape (None: for any data)."""
         self.shape.fill_(NOT_BUILT)
@@ -163,6 +164,8 @@ class ReinforceEstimator(Estimator):
     def feedback(self, sampler: "AdaptiveSampler", draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> Iterator[None]:
         if loss_at is None:
             raise ValueError("the reinforce estimator evaluates the model: call observe(draw, losses, loss_at)")
+        if self.conditional and draw.x0 is None:
+            raise ValueError("the policy looks at the data: draw with sample(x0), not with their number, or use policy=global")
         if (sampler.step + 1) % self.every:
             yield
             return

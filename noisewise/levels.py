@@ -1,0 +1,46 @@
+"""A noise level u as a number: of which type and range, in which of n intervals, and how it meets a batch."""
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+
+def over_samples(per_sample: Tensor, like: Tensor) -> Tensor:
+    """A (B,) tensor shaped and typed to multiply a batch `like` of shape (B, ...)."""
+    return per_sample.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
+
+
+def check_u(u: Tensor) -> Tensor:
+    """`u` itself, if its type can tell timesteps apart."""
+    if u.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"u must be float32 or float64, got {u.dtype}: with 8 bits of mantissa a bfloat16 u collapses "
+            "1,000 timesteps to a few hundred. Keep u as the sampler returned it; only x0 may be of low precision."
+        )
+    return u
+
+
+def check_range(u: Tensor) -> Tensor:
+    """`u` itself, if it lies in [0, 1]; looked at where that waits for no device and no compiler or torch.func traces it."""
+    visible = u.device.type == "cpu" and not torch.compiler.is_compiling() and not is_functorch_wrapped_tensor(u)
+    if visible and not bool(((u >= 0) & (u <= 1)).all()):
+        raise ValueError(
+            f"u must lie in [0, 1], got {float(u.min()):g} to {float(u.max()):g}: it is a quantile of the noise levels, not a "
+            "time; process.u_of_time(time) turns one into the other"
+        )
+    return u
+
+
+def interval(u: Tensor, n: int) -> Tensor:
+    """Which of n equal intervals of [0, 1] each u lies in, exactly: float32(i / n) is in interval i, and 1 in the last.
+
+    In whole multiples of 2^-24, the resolution of a float32 below 1; adding one of them makes float32(i / n), which may have
+    been rounded down, fall on i.
+    """
+    ticks = (check_u(u) * 2**24).round().long() + 1
+    return ((ticks * n) >> 24).clamp(0, n - 1)
+
+
+def first_ticks(n: int) -> Tensor:
+    """(n - 1,): the first multiple of 2^-24 that `interval` puts into the second to the last of n intervals, as float32."""
+    return ((torch.arange(1, n) * 2**24 + n - 1) // n - 1).to(torch.float32)
