@@ -51,21 +51,25 @@ class RunFolder:
     def samples(self) -> Path:
         return self.path / "samples"
 
-    def begin(self, config: Config, resume: bool) -> None:
-        """Make the folder, or check that the run in it is the one to be resumed."""
+    def begin(self, config: Config, resume: bool) -> list[str]:
+        """Make the folder, or check that the run in it is the one to be resumed; returns which settings it changes."""
+        others: list[str] = []
         if self.config_file.exists():
             if not resume:
                 raise FileExistsError(f"{self.path} holds a run already: continue it with --resume, or give another --out")
-            differences = changed(load_config(self.config_file), config)
-            if differences:
+            pinned, others = changed(load_config(self.config_file), config)
+            if pinned:
                 raise ValueError(
-                    f"{self.path} cannot be resumed with other settings: {'; '.join(differences)}. Start a new run with --out"
+                    f"{self.path} cannot be resumed with other settings: {'; '.join(pinned)}. Start a new run with --out"
                 )
+        elif not resume and (self.metrics_file.exists() or self.checkpoints.exists()):
+            raise FileExistsError(f"{self.path} holds what a run has left, but no config.yaml: give another --out")
         self.path.mkdir(parents=True, exist_ok=True)
         self._take_lock()
         if not self.config_file.exists():
             self.write_config(config)
         self._append(self.path / "environment.jsonl", environment())
+        return others
 
     def write_config(self, config: Config) -> None:
         """The settings that hold from now on; for a run that is resumed only when that has succeeded."""

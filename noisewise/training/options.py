@@ -126,16 +126,17 @@ def _without_tuples(value: Any) -> Any:
     return [_without_tuples(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def changed(old: Config, new: Config) -> list[str]:
-    """The settings that may not change when a run is resumed, and did: "optimizer.lr: 0.0002 -> 0.0001"."""
+def changed(old: Config, new: Config) -> tuple[list[str], list[str]]:
+    """The settings that changed though they may not when a run is resumed, and those that may: "steps: 2000 -> 4000"."""
     before, after = flat(old), flat(new)
-    names = [name for name in {**before, **after} if name.partition(".")[0] in PINNED]
     free = {f"{part}.{name}" for part, inner in FREE_WITHIN.items() for name in inner}
-    return [
-        f"{name}: {before.get(name)} -> {after.get(name)}"
-        for name in names
-        if name not in free and before.get(name) != after.get(name)
-    ]
+    pinned: list[str] = []
+    others: list[str] = []
+    for name in {**before, **after}:
+        if name != "out" and before.get(name) != after.get(name):
+            fixed = name.partition(".")[0] in PINNED and name not in free
+            (pinned if fixed else others).append(f"{name}: {before.get(name)} -> {after.get(name)}")
+    return pinned, others
 
 
 def flat(config: Config) -> dict[str, Any]:

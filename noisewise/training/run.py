@@ -46,20 +46,21 @@ class Run:
         self.folder = RunFolder(Path(config.out) if config.out else default_folder(config))
         self.accelerator = make_accelerator(config, str(self.folder.path))
         self.main = self.accelerator.is_main_process
-        new = self.main and not self.folder.config_file.exists()
+        self._new = self.main and not self.folder.config_file.exists()
+        self._changed: list[str] = []
         with distributed.together():
             if self.main:
-                self.folder.begin(config, resume)
+                self._changed = self.folder.begin(config, resume)
                 checkpoint.sweep(self.folder.checkpoints)
         try:
             self.trainer = Trainer(config, build_parts(config), self.accelerator, self.progress.tell)
             found = checkpoint.newest_for_all(self.folder.checkpoints, self.progress.tell) if resume else None
             self._begin_from(found)
-            if self.main and not new and config.steps >= self.trainer.step:
+            self.trainer.tensors(), self.trainer.state()  # what cannot be saved is known now, not at the first checkpoint
+            if self.main and not self._new and config.steps >= self.trainer.step:
                 self.folder.write_config(config)
-        except Exception:
-            if new:  # a start that failed must not look like a run when it is repeated
-                self.folder.config_file.unlink(missing_ok=True)
+        except BaseException:
+            self.forget()
             self.folder.end()
             raise
         if config.log.trackers:
@@ -71,9 +72,11 @@ class Run:
             before, now = found.state["processes"], distributed.world_size()
             changed = f" (with {now} processes instead of {before}: not bit for bit)" if before != now else ""
             if self.trainer.finished():
-                self.progress.tell(f"{self.folder.path} ended at step {found.step}: nothing to do; more --steps would go on")
+                more = "--steps" if found.step >= self.config.steps else "--seconds"
+                self.progress.tell(f"{self.folder.path} ended at step {found.step}: nothing to do; more {more} would go on")
             else:
-                self.progress.tell(f"resuming {self.folder.path} at step {found.step}{changed}")
+                others = f", with {'; '.join(self._changed)}" if self._changed else ""
+                self.progress.tell(f"resuming {self.folder.path} at step {found.step}{changed}{others}")
             if self.main:
                 checkpoint.set_aside_after(self.folder.checkpoints, found.step)
         if self.main:
@@ -169,6 +172,11 @@ class Run:
                     check()
         return torch.cat(made)
 
+    def forget(self) -> None:
+        """A start that failed must not look like a run when it is repeated, perhaps with other settings."""
+        if self._new:
+            self.folder.config_file.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Let go of processes, trackers and the folder."""
         self.trainer.close()
@@ -193,6 +201,8 @@ def train(config: Config, *, resume: bool = False, progress: Progress | None = N
                 f"{error}; the last good checkpoint is {good or 'none yet'}, go on from it with --resume"
             ) from error
         finally:
+            if run.trainer.step == 0:
+                run.forget()
             run.close()
     return run.folder.path
 

@@ -15,7 +15,14 @@ from noisewise.training.checkpoint import CheckpointError
 
 def module_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Parameters, buffers and extra state of a module."""
-    return {name: whole(value.detach()) for name, value in module.state_dict().items()}
+    state = module.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{name} of the {type(module).__name__} is {type(value).__name__}, and a checkpoint holds tensors alone: let "
+                "get_extra_state() return one"
+            )
+    return {name: whole(value.detach()) for name, value in state.items()}
 
 
 def load_module(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:

@@ -1,5 +1,6 @@
 """Each source against files in its own format, and what it says about files that are not."""
 
+import os
 import pickle
 import warnings
 
@@ -296,6 +297,21 @@ def test_test_pictures_beside_the_others_are_no_training_data(tmp_path):
     assert len(open_data("folder", tmp_path, split="test")) == 1
 
 
+def test_what_other_programs_leave_in_a_folder_is_no_data(tmp_path):
+    for name in ("train/a", "train/b", "val/a", "train/a/.ipynb_checkpoints", "train/.thumbnails", "__MACOSX/train/a"):
+        save_png(tmp_path / name / "0.png", noise(4, 4, 3))
+    (tmp_path / ".cache").mkdir()
+    source = open_data("folder", tmp_path, options={"labels": True})
+    assert (len(source), source.classes) == (2, 2)
+
+
+def test_names_of_files_need_not_be_utf8(tmp_path):
+    save_png(tmp_path / "a.png", noise(4, 4, 3))
+    os.rename(os.fsencode(tmp_path / "a.png"), os.fsencode(tmp_path) + b"/caf\xe9.png")
+    source = open_data("folder", tmp_path)
+    assert len(source.fingerprint()) == 16
+
+
 def test_pictures_are_cropped_at_the_centre_and_scaled(tmp_path):
     array = np.zeros((8, 16, 3), np.uint8)
     array[:, 4:12] = 200
@@ -348,6 +364,14 @@ def test_photographs_stand_upright(tmp_path):
     exif = picture.getexif()
     exif[0x0112] = 6  # taken with the camera turned
     picture.save(tmp_path / "a.jpg", exif=exif)
+    source = open_data("folder", tmp_path)
+    assert source.shape == (3, 6, 4) == tuple(everything(source)[0].shape[1:])
+
+
+def test_so_do_those_whose_orientation_is_in_xmp_alone(tmp_path):
+    xmp = b"""<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+    <rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>"""
+    Image.fromarray(noise(4, 6, 3)).save(tmp_path / "a.jpg", xmp=xmp)
     source = open_data("folder", tmp_path)
     assert source.shape == (3, 6, 4) == tuple(everything(source)[0].shape[1:])
 
@@ -430,6 +454,10 @@ def test_float_pictures_can_be_declared(tmp_path):
     assert (source.image, source.shape) == (True, (3, 8, 8))
     with pytest.raises(ValueError, match="unset pictures"):
         open_data("array", tmp_path / "x.npy", options={"pictures": True})
+    np.save(tmp_path / "x.npy", np.array([0, 255], np.float32)[:, None, None, None] * np.ones((2, 3, 8, 8), np.float32))
+    everything(open_data("array", tmp_path / "x.npy"))  # no pictures: any number will do
+    with pytest.raises(ValueError, match=r"x holds 255 in row 1, but pictures of floats lie in \[-1, 1\]"):
+        everything(open_data("array", tmp_path / "x.npy", options={"pictures": True}))
 
 
 def test_an_ambiguous_layout_is_asked_about(tmp_path):
@@ -450,6 +478,8 @@ def test_the_only_array_of_a_file_needs_no_name_and_several_do(tmp_path):
     with pytest.raises(ValueError, match="set key to one of a, b"):
         open_data("array", tmp_path / "two.npz")
     assert open_data("array", tmp_path / "two.npz", options={"key": "b"}).shape == (5,)
+    np.savez(tmp_path / "numbered.npz", noise(3, 4), **{"0": noise(3, 5)})
+    assert open_data("array", tmp_path / "numbered.npz", options={"key": 0}).shape == (5,)  # as YAML has it
     with pytest.raises(ValueError, match="no array 'c'"):
         open_data("array", tmp_path / "two.npz", options={"key": "c"})
 

@@ -6,7 +6,9 @@ import resource
 import signal
 import time
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.training.processes import finish, last_step, metrics, start, tensors
 
@@ -71,6 +73,22 @@ def test_a_signal_saves_and_ends_cleanly(number, uninterrupted, tmp_path):
     assert metrics(out)[-1]["step"] <= stopped
     finish(start(out, f"--steps={STEPS}", "--checkpoint.every=100000", "--resume"))
     assert tensors(out, STEPS) == tensors(uninterrupted, STEPS)
+
+
+def test_a_signal_to_all_processes_of_a_run_leaves_its_readers_alone(tmp_path):
+    """As timeout, systemd and Slurm send it; a reader that dies would take the run with it, before it has saved."""
+    for number in range(24):
+        values = np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)
+        Image.fromarray(values).save(tmp_path / f"{number}.png")
+    out, data = tmp_path / "run", ["--data.source=folder", f"--data.path={tmp_path}", "--data.workers=2"]
+    shape = ["--data.options={channels: 1}", "--data.shape=null", "--data.classes=null", "--data.resident=false"]
+    process = start(out, *data, *shape, "--steps=1000000", "--checkpoint.every=1000000", start_new_session=True)
+    assert wait_for((out / "metrics.jsonl").exists, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    said = finish(process)
+    assert process.returncode == 0, said
+    assert "SIGTERM: saved at step" in said
+    assert last_step(out) > 0
 
 
 def test_a_full_disk_ends_in_a_clear_error_with_the_last_good_checkpoint_intact(uninterrupted, tmp_path):

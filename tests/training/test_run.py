@@ -128,6 +128,14 @@ def test_resuming_a_finished_run_does_nothing_and_says_so(plain):
     assert any("at step 12: nothing to do" in message for message in heard.messages), heard.messages
 
 
+def test_a_run_whose_seconds_ran_out_says_so(tmp_path):
+    config = tiny(out=str(tmp_path / "run"), seconds=1e-6)
+    train(config)
+    heard = Heard()
+    train(replace(config, steps=99), resume=True, progress=heard)
+    assert any(message.endswith("nothing to do; more --seconds would go on") for message in heard.messages), heard.messages
+
+
 def test_resuming_that_fails_leaves_the_settings_as_they_were(tmp_path):
     np.save(tmp_path / "data.npy", np.zeros((32, 1, 8, 8), np.uint8))
     config = tiny(data=DataConfig(source="array", path=str(tmp_path / "data.npy")), out=str(tmp_path / "run"))
@@ -203,7 +211,12 @@ def test_a_run_is_resumed_with_a_lower_learning_rate(plain, tmp_path):
     config, folder = plain
     before = shutil.copytree(folder, tmp_path / "before")
     lower = replace(config, steps=16, optimizer=replace(config.optimizer, lr=1e-3, clip=0.5))
-    train(lower, resume=True)
+    heard = Heard()
+    train(lower, resume=True, progress=heard)
+    assert any(
+        message.endswith("steps: 12 -> 16; optimizer.lr: 0.01 -> 0.001; optimizer.clip: 1.0 -> 0.5")
+        for message in heard.messages
+    )
     assert load_config(folder / "config.yaml") == lower
     assert [(row["step"], row["lr"]) for row in rows_of(folder)] == [(4, 1e-2), (8, 1e-2), (12, 1e-2), (16, 1e-3)]
     higher = train(replace(config, steps=16, out=str(tmp_path / "higher")))
@@ -259,6 +272,53 @@ def test_a_start_that_fails_may_be_repeated(tmp_path):
         train(config)
     np.save(tmp_path / "missing.npy", np.zeros((32, 1, 8, 8), np.uint8))
     assert rows_of(train(config))[-1]["step"] == 12
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_so_may_one_that_fails_in_its_first_step(error, tmp_path, monkeypatch):
+    """Out of memory, say: the remedy is another setting, which a run that was resumed could not take."""
+    config = tiny(out=str(tmp_path / "run"))
+    with monkeypatch.context() as broken:
+        broken.setattr("noisewise.training.step.Step.backward", raising(error))
+        with pytest.raises(error):
+            train(config)
+    folder = train(replace(config, batch=8))
+    assert rows_of(folder)[-1]["step"] == 12
+
+
+def test_so_may_one_that_was_interrupted_while_it_began(tmp_path, monkeypatch):
+    config = tiny(out=str(tmp_path / "run"))
+    with monkeypatch.context() as broken:
+        broken.setattr("noisewise.training.run.build_parts", raising(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(config)
+    assert rows_of(train(config))[-1]["step"] == 12
+
+
+def raising(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoints"])
+def test_what_a_run_has_left_is_not_taken_over_by_another(plain, tmp_path, left):
+    """Its rows would be gone, and its weights would pass for those of the new one."""
+    config, folder = plain
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (shutil.copytree if left == "checkpoints" else shutil.copy)(folder / left, kept / left)
+    with pytest.raises(FileExistsError, match=r"holds what a run has left, but no config\.yaml: give another --out"):
+        train(replace(config, seed=1, out=str(kept)))
+    assert names_in(kept) == [left]
+
+
+def test_what_cannot_be_saved_is_known_before_the_first_step(tmp_path):
+    config = tiny(out=str(tmp_path / "run"), model=own("Remembering"))
+    with pytest.raises(TypeError, match="_extra_state of the Remembering is dict, and a checkpoint holds tensors alone"):
+        train(config)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_unknown_trackers_are_refused_before_anything_is_made(tmp_path):

@@ -119,3 +119,12 @@ class Recording(Own):
         if torch.is_grad_enabled():
             self.seen.append((x.detach().clone(), time.clone()))
         return super().forward(x, time)
+
+
+class Remembering(Own):
+    """Has state that is no tensor."""
+
+    def get_extra_state(self) -> dict:
+        return {"calls": 0}
+
+    def set_extra_state(self, state: dict) -> None: ...

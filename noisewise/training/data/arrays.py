@@ -42,6 +42,7 @@ def open_array(
         pictures: whether floats are pictures in [-1, 1] that can be drawn and flipped; uint8 pictures always are.
     """
     file = split_file(path, split)
+    key = None if key is None else str(key)  # a key such as 0 arrives as a number
     values, labels = load_npy_pair(file) if file.suffix == ".npy" else pick(file, load_many(file), key)
     if values.dtype == np.uint8:
         channels_last, shape = picture_layout(file, values.shape, channels_last)

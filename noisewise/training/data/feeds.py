@@ -3,6 +3,7 @@
 All give the same values for the same positions; `Batches` chooses between them.
 """
 
+import signal
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -97,6 +98,11 @@ def _unchanged(item: Any) -> Any:
     return item
 
 
+def _ignore_terminations(_: int) -> None:
+    """A scheduler asks all processes of a group to end; the run saves first, and needs its readers until then."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def stream(source: Source, batches: Iterable[Rows], workers: int, device: torch.device) -> Iterator[Raw]:
     """Raw values of each batch of rows, read by worker processes."""
     loader = DataLoader(
@@ -107,6 +113,7 @@ def stream(source: Source, batches: Iterable[Rows], workers: int, device: torch.
         collate_fn=_unchanged,
         pin_memory=device.type == "cuda",
         prefetch_factor=PREFETCH,
+        worker_init_fn=_ignore_terminations,
         generator=torch.Generator(),  # or it would draw from the caller's random state
     )
     for item in loader:

@@ -1,6 +1,7 @@
 """Short hashes of data: of the content where it is in memory, of names, sizes and samples of bytes where it is on disk."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def of_files(files: Sequence[Path], root: Path, facts: str = "") -> str:
     every = max(1, -(-len(files) // LOOKED_INTO))
     for number, path in enumerate(files):
         size = path.stat().st_size
-        digest.update(f"|{path.relative_to(root).as_posix()}|{size}|".encode())
+        digest.update(b"|" + os.fsencode(path.relative_to(root).as_posix()) + f"|{size}|".encode())  # names need not be UTF-8
         if number % every == 0 or number == len(files) - 1:
             digest.update(_edges(path, size))
     return digest.hexdigest()[:DIGITS]

@@ -20,6 +20,7 @@ from noisewise.training.data.source import Rows, Source
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 SPLIT_NAMES = {"train", "test", "val", "valid", "validation"}
 REMEDY = "mend or remove it, or set skip_corrupt to leave such files out"
+IN_A_RUN = "put a sound one in its place, and a run goes on with --resume; skip_corrupt would have left it out from the start"
 
 
 class Folder(Source):
@@ -73,7 +74,7 @@ class Folder(Source):
             with Image.open(file) as picture:
                 array = to_array(picture, self.size, self.channels)
         except UNREADABLE as error:
-            raise ValueError(f"cannot read {file}: {error}; {REMEDY}") from error
+            raise ValueError(f"cannot read {file}: {error}; {IN_A_RUN}") from error
         if array.shape != self.shape:
             raise ValueError(f"{file} has changed since the folder was opened: shape {array.shape}, not {self.shape}")
         return array
@@ -139,7 +140,7 @@ def split_folder(path: Path, split: str) -> tuple[Path, str | None]:
         if not (path / split).is_dir():
             raise FileNotFoundError(f"{path} has no sub-folder {split!r}, so there is no such split: make one, or use train")
         return path / split, None
-    inside = {entry.name for entry in path.iterdir() if entry.is_dir()}
+    inside = {entry.name for entry in path.iterdir() if entry.is_dir() and not hidden(entry.name)}
     if "train" in inside and inside <= SPLIT_NAMES:  # otherwise "train" may well be a class, beside "bus" and "tram"
         return path / "train", None
     return path, "test"
@@ -152,14 +153,23 @@ def pictures_below(root: Path, left_out: str | None) -> list[Path]:
         if Path(folder) == root and left_out in inside:
             inside.remove(left_out)
         here = Path(folder).resolve()
-        inside[:] = [name for name in inside if not here.is_relative_to(Path(folder, name).resolve())]  # a link upwards
-        files += [Path(folder, name) for name in names if name.lower().endswith(ENDINGS) and not name.startswith(".")]
+        inside[:] = [
+            name
+            for name in inside
+            if not hidden(name) and not here.is_relative_to(Path(folder, name).resolve())  # a link upwards
+        ]
+        files += [Path(folder, name) for name in names if name.lower().endswith(ENDINGS) and not hidden(name)]
     return sorted(files, key=lambda file: file.relative_to(root).parts)
+
+
+def hidden(name: str) -> bool:
+    """Whether a file or folder is a by-product of other programs, such as .ipynb_checkpoints."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def class_names(root: Path, left_out: str | None) -> list[str]:
     """The sub-folders that hold pictures."""
-    folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and entry.name != left_out)
+    folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and entry.name != left_out and not hidden(entry.name))
     return [folder.name for folder in folders if pictures_below(folder, None)]
 
 

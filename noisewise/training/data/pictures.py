@@ -30,7 +30,8 @@ def check_mode(picture: Image.Image) -> None:
 def upright_size(picture: Image.Image) -> tuple[int, int]:
     """Height and width once the camera's orientation is applied; reads the header alone."""
     width, height = picture.size
-    turned = "exif" in picture.info and picture.getexif().get(ORIENTATION) in TURNED  # getexif alone may decode a PNG
+    told = any(name in picture.info for name in ("exif", "xmp", "XML:com.adobe.xmp"))  # getexif alone may decode a PNG
+    turned = told and picture.getexif().get(ORIENTATION) in TURNED
     return (width, height) if turned else (height, width)
 
 

@@ -5,6 +5,7 @@ there does `decode` make float32 of them.
 """
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from noisewise.training.data.fingerprint import of_arrays, of_files
 from noisewise.training.data.mapped import Mapped
 
 Rows = NDArray[np.int64]
+LARGEST = 1.001  # of floats in [-1, 1], with some rounding
 
 
 class Source(ABC):
@@ -106,13 +108,19 @@ class ArraySource(Source):
             batch = np.moveaxis(batch, -1, 1)
         batch = np.ascontiguousarray(batch, dtype=self._native).reshape(len(rows), *self.shape)
         if batch.dtype.kind == "f":
-            self._check_finite(batch, rows)
+            self._check_values(batch.reshape(len(rows), -1), rows)
         return torch.from_numpy(batch), None if self._labels is None else torch.from_numpy(self._labels[rows])
 
-    def _check_finite(self, batch: NDArray[np.generic], rows: Rows) -> None:
-        finite = np.isfinite(batch.reshape(len(rows), -1)).all(1)
+    def _check_values(self, batch: NDArray[Any], rows: Rows) -> None:
+        largest = np.abs(batch).max(1)
+        finite = np.isfinite(largest)
         if not finite.all():
             raise ValueError(f"{self.name} holds NaN or infinity in row {int(rows[~finite][0])}: mend or remove it")
+        if self.image and (largest > LARGEST).any():
+            raise ValueError(
+                f"{self.name} holds {largest.max():g} in row {rows[largest.argmax()]}, but pictures of floats lie in [-1, 1], "
+                "or they could not be drawn: scale them, or unset pictures"
+            )
 
     def fingerprint(self) -> str:
         labels = [] if self._labels is None else [self._labels]
