@@ -154,9 +154,9 @@ def test_what_is_said_of_interdependence_is_in_the_file():
     assert f"At step 200, {harmed[200]:.0%} of the pairs".replace("%", " %") in page
     assert f"at step 400 {harmed[400]:.0%}.".replace("%", " %") in page
     late = {(row["trained_low"], row["affected_low"]): row["relative_change"] for row in found if row["step"] == 400}
-    assert f"noisiest tenth {1 + late[0, 0.9]:.0f} times as large" in page
+    assert f"make that of the noisiest tenth {1 + late[0, 0.9]:.0f} times as large" in page
     assert f"that of the least noise by {100 * late[0.9, 0]:.0f} % and lower their own by {-100 * late[0.9, 0.9]:.0f} %" in page
-    assert f"raise their own held-out loss, by {100 * late[0, 0]:.0f} %" in page
+    assert f"lower their own loss by {-100 * late[0, 0]:.0f} %" in page
 
 
 def test_what_is_said_of_densities_is_in_the_file():

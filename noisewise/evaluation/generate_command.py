@@ -100,10 +100,10 @@ def main(arguments: list[str]) -> int:
     trained = load_trained(args.run, step=args.step, weights=args.model_weights, device=device)
     ending = ENDINGS.get(args.format, "")
     out = args.out or trained.folder / "generated" / f"step-{trained.step:08d}-seed-{args.seed}{ending}"
-    format = args.format or {ending: name for name, ending in ENDINGS.items()}.get(out.suffix, "png")
+    format = args.format or {ending: name for name, ending in ENDINGS.items()}.get(out.suffix.lower(), "png")
     if format == "png" and out.suffix.lower() in NO_FOLDERS:
         raise ValueError(f"--out {out.name}: a grid is written as .png, many images into a folder or an .npz file")
-    if format in ENDINGS and out.suffix != ENDINGS[format]:
+    if format in ENDINGS and out.suffix.lower() != ENDINGS[format]:
         raise ValueError(
             f"--format {format} writes a {ENDINGS[format]} file: give --out a name that ends in it, not {out.name}"
         )
@@ -114,7 +114,8 @@ def main(arguments: list[str]) -> int:
         if format != "png":
             everything = torch.cat(list(images.batches()))
             if format == "npz":
-                np.savez_compressed(out, images=everything.permute(0, 2, 3, 1).numpy())
+                with out.open("wb") as file:  # of a name, numpy would make another
+                    np.savez_compressed(file, images=everything.permute(0, 2, 3, 1).numpy())
             else:
                 save_grid(everything, out)
             images.remove()

@@ -139,13 +139,15 @@ def step_kl(x0: Tensor, guess: Tensor, now: Level, then: Level, spread: float) -
 
 
 def decoder_nats(x0: Tensor, mean: Tensor, variance: float) -> Tensor:
-    """-ln of the Gaussian's mass in each pixel's bin of width 2 / 255, one an image; the outer bins reach to infinity."""
-    scale = math.sqrt(variance)
-    centred, half = (x0 - mean).double(), 1 / 255
-    upper, lower = (centred + half) / scale, (centred - half) / scale
-    inside = torch.where(lower > 0, _phi(-lower) - _phi(-upper), _phi(upper) - _phi(lower))  # in the tail without cancellation
-    mass = torch.where(x0 < -0.999, _phi(upper), torch.where(x0 > 0.999, _phi(-lower), inside))
-    return -mass.clamp(min=1e-12).log().flatten(1).sum(1)
+    """-ln of the Gaussian's mass in each pixel's bin of width 2 / 255, one an image; the outer bins reach to infinity.
+
+    In logarithms, so that it is exact however far off the mean is: with a least mass it would be no bound.
+    """
+    away, half, scale = (x0 - mean).double(), 1 / 255, math.sqrt(variance)
+    near, far = (torch.special.log_ndtr((side - away.abs()) / scale) for side in (half, -half))  # of both tails the same
+    inside = near + torch.log(-torch.expm1(far - near))
+    outer = torch.special.log_ndtr((half - away * x0.sign()) / scale)
+    return -torch.where(x0.abs() > 0.999, outer, inside).flatten(1).sum(1)
 
 
 def prior_kl(x0: Tensor, last: Level) -> Tensor:
@@ -153,7 +155,3 @@ def prior_kl(x0: Tensor, last: Level) -> Tensor:
     prior = last.alpha**2 + last.sigma**2
     each = math.log(prior / last.sigma**2) + (last.sigma**2 + last.alpha**2 * x0.double().square()) / prior - 1
     return 0.5 * each.flatten(1).sum(1)
-
-
-def _phi(x: Tensor) -> Tensor:
-    return torch.special.ndtr(x)

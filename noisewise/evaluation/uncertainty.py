@@ -11,6 +11,7 @@ from torch import Tensor
 
 from noisewise.evaluation.frechet import frechet_distance
 from noisewise.evaluation.moments import Moments, check_features
+from noisewise.evaluation.student import t_quantile
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ def bootstrap(features: Tensor, mean: Tensor, cov: Tensor, resamples: int = 20, 
     """The distance of `features` to a reference and an interval for it.
 
     A resample holds fewer distinct samples than the original, so its distance is biased upwards; the spread of the resamples
-    is therefore taken around their own mean and laid around the original's distance. The reference is held fixed.
+    is therefore taken around their own mean and laid around the original's distance. Its limits are those of Student's t: the
+    outermost of so few resamples would lie too near. The reference is held fixed.
     """
     if resamples < 2:
         raise ValueError(f"resamples must be >= 2, got {resamples}")
@@ -45,9 +47,9 @@ def bootstrap(features: Tensor, mean: Tensor, cov: Tensor, resamples: int = 20, 
     generator = torch.Generator().manual_seed(seed)
     draws = [torch.randint(len(features), (len(features),), generator=generator) for _ in range(resamples)]
     values = torch.tensor([_subset_distance(features, rows, mean, cov) for rows in draws], dtype=torch.float64)
-    spread = values - values.mean()
-    low, high = (value + float(torch.quantile(spread, q)) for q in ((1 - level) / 2, (1 + level) / 2))
-    return Interval(value, max(0.0, low), high, float(values.std()), level, resamples)
+    deviation = float(values.std())
+    reach = t_quantile(level, resamples - 1) * deviation
+    return Interval(value, max(0.0, value - reach), value + reach, deviation, level, resamples)
 
 
 @dataclass(frozen=True)

@@ -153,9 +153,9 @@ def conduct(plan: Plan, configs: list[Config], launcher: Launcher, *, stop: Stop
     folder = Path(configs[0].out or "").parent.parent
     check_all(folder, plan, configs)
     with alone(folder):
-        merged(plan, configs, folder).write(folder)
         jobs = [Job(config, plan.evaluate_at, plan.images, plan.headline) for config in configs]
         jobs = [job for job in jobs if not is_finished(job)]
+        merged(plan, configs, folder, [job.folder.name for job in jobs]).write(folder)
         for job in jobs:
             forget_failure(job.folder)
         if jobs:
@@ -169,18 +169,25 @@ def is_finished(job: Job) -> bool:
     return (job.folder / "config.yaml").is_file() and read_outcome(job.folder).status == "finished"
 
 
-def merged(plan: Plan, configs: Sequence[Config], folder: Path) -> Plan:
+def merged(plan: Plan, configs: Sequence[Config], folder: Path, launched: Sequence[str]) -> Plan:
     """The plan with the names of its runs, after those that an earlier command had; more of them never take any away.
 
-    The baseline is the first sampler of the latest command that names the earlier baseline.
+    The baseline is the first sampler of the latest command that names the earlier baseline. `launched` are the runs that are
+    trained now.
     """
     runs = [Path(config.out or "").name for config in configs]
+    now = (tuple(launched),) if launched else ()
     if not (folder / PLAN).exists():
-        return replace(plan, runs=tuple(runs))
+        return replace(plan, runs=tuple(runs), launches=now)
     before = Plan.read(folder)
     named = {config.sampler for config in configs}
-    baseline = plan.baseline if before.baseline in named else before.baseline
-    return replace(plan, baseline=baseline, runs=tuple(dict.fromkeys([*before.runs, *runs])))
+    return replace(
+        plan,
+        baseline=plan.baseline if before.baseline in named else before.baseline,
+        runs=tuple(dict.fromkeys([*before.runs, *runs])),
+        earlier=tuple(dict.fromkeys(one for one in (*before.earlier, before.command) if one and one != plan.command)),
+        launches=(*(before.launches or (before.runs,)), *now),  # an earlier version did not write them down
+    )
 
 
 @contextmanager

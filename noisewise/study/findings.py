@@ -53,6 +53,8 @@ def explanation(comparison: Comparison) -> str:
         said.append(f"With {min(tested)} seeds any p is weak: {ENOUGH} or more are needed to tell small differences.")
     if any(one.failed and not one.baseline for one in summaries):
         said.append('A sampler with failed runs is never called "better": the others may be those that happened not to fail.')
+    if any(one.failed and one.baseline for one in summaries):
+        said.append(f'Nothing is called "worse" than {name}, some of whose runs failed.')
     if any(one.verdict == "one seed" for one in summaries):
         said.append("One seed is too few to judge anything.")
     return " ".join(said)
@@ -87,10 +89,11 @@ def _finding(one: Summary, base: Summary | None) -> str:
         return one.verdict
     whose, what = f"{base.sampler}'s", judged_by([one])
     size = f"{what} {_mean(one)} against {_mean(base)}" if one.ratio is None else f"{one.ratio:.2f} times {whose} {what}"
-    return f"{size} ({_certainty(one)}); {_share(one, f'{whose} final value')}"
+    apart = "" if one.side_by_side else f"; not trained side by side with {base.sampler}, so their clocks are not compared"
+    return f"{size} ({_certainty(one, base)}); {_share(one, f'{whose} final value')}{apart}"
 
 
-def _certainty(one: Summary) -> str:
+def _certainty(one: Summary, base: Summary) -> str:
     """What the seeds allow to say."""
     seeds = len(one.reached)
     if one.verdict == "one seed":
@@ -102,6 +105,8 @@ def _certainty(one: Summary) -> str:
         return f"the same in {seeds} seeds"
     if one.failed and one.verdict.startswith("lower"):
         return f"{one.verdict}, {p}: not called better, since {len(one.failed)} of its runs failed"
+    if base.failed and one.verdict.startswith("higher"):
+        return f"{one.verdict}, {p}: not called worse, since {len(base.failed)} of {base.sampler}'s runs failed"
     if seeds < ENOUGH and f" {seeds} of {seeds} " in one.verdict:
         return f"{one.verdict}, {p}: too few seeds to call it {'better' if 'lower' in one.verdict else 'worse'}"
     return f"{one.verdict}, {p}: no clear difference"

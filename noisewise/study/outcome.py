@@ -33,6 +33,8 @@ class Plan:
     runs: tuple[str, ...] = ()  # folders under runs/, in the order of tables
     command: tuple[str, ...] = ()  # the arguments that repeat it
     headline: int | None = None  # images of one more distance at the end of each run, such as the 50,000 of papers
+    earlier: tuple[tuple[str, ...], ...] = ()  # other commands before that one, to which it has added runs
+    launches: tuple[tuple[str, ...], ...] = ()  # the runs that each command trained, if that is known
 
     def write(self, folder: Path) -> None:
         """Write comparison.json."""
@@ -50,8 +52,12 @@ class Plan:
             made = values.pop("format")
             if made != FORMAT:
                 raise ValueError(f"its format is {made!r}, this version of noisewise reads {FORMAT}")
-            values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-            return checked(Plan, values)
+            return checked(Plan, {key: _tuples(value) for key, value in values.items()})
+
+
+def _tuples(value: Any) -> Any:
+    """Lists of JSON, also in one another, as tuples."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,12 @@ class Comparison:
     folder: Path
     plan: Plan
     outcomes: list[Outcome]
+
+    def side_by_side(self, one: Outcome, other: Outcome) -> bool:
+        """Whether two runs shared the machine, and its other work, so that their clocks can be compared."""
+        alike = one.environment().get("machine") == other.environment().get("machine")
+        together = any({one.folder.name, other.folder.name} <= set(names) for names in self.plan.launches)
+        return alike and (together or not self.plan.launches)
 
 
 def read_outcome(folder: Path) -> Outcome:

@@ -10,6 +10,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from noisewise.evaluation.student import two_sided
+
 SIGNIFICANT = 0.05  # what an adjusted p must lie below to call a sampler better or worse
 SEEDS = 3  # pairs that it needs besides: two that happen to agree make a small p of nothing
 
@@ -51,26 +53,3 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
         largest = max(largest, min(1.0, (len(tests) - done) * p))
         adjusted[i] = largest
     return adjusted
-
-
-def two_sided(t: float, freedom: float) -> float:
-    """P(|T| >= |t|) for Student's t with so many degrees of freedom: the incomplete beta function I_x(freedom / 2, 1 / 2)."""
-    square = t * t
-    x, rest = freedom / (freedom + square), 1 / (1 + freedom / square) if square else 0.0
-    a, b = freedom / 2, 0.5
-    if x == 0 or rest == 0:
-        return float(rest == 0)
-    # the series is short below the mean of the beta distribution; on the other side, that of the complement is
-    return _incomplete_beta(x, rest, a, b) if x < (a + 1) / (a + b + 2) else 1 - _incomplete_beta(rest, x, b, a)
-
-
-def _incomplete_beta(x: float, rest: float, a: float, b: float) -> float:
-    """I_x(a, b) by a series whose terms are all positive; `rest` is 1 - x without its rounding."""
-    term = total = 1.0
-    k = 0
-    while term > 1e-17 * total:
-        term *= (a + b + k) / (a + 1 + k) * x
-        total += term
-        k += 1
-    log_front = a * math.log(x) + b * math.log(rest) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    return math.exp(log_front) / a * total

@@ -61,7 +61,8 @@ class Summary:
     verdict: str  # "baseline", "better", "worse", or a plain description of what was seen
     reached: tuple[Reached, ...]
     speedup_steps: float | None  # geometric mean of the baseline's final step over the steps needed; None unless all reached it
-    speedup_seconds: float | None
+    speedup_seconds: float | None  # also None unless all were trained side by side with the baseline
+    side_by_side: bool
 
     @property
     def value(self) -> Spread | None:
@@ -80,9 +81,7 @@ Runs = dict[int, Outcome]  # of one sampler on one schedule, by seed in increasi
 
 def summarise(comparison: Comparison) -> list[Summary]:
     """A summary for each schedule and sampler, in the order of the plan, the baseline first within each schedule."""
-    plan, unit = comparison.plan, budget_unit(comparison)
-    schedules = by_schedule(comparison).values()
-    return [summary for samplers in schedules for summary in _on_one_schedule(samplers, plan.baseline, unit)]
+    return [summary for samplers in by_schedule(comparison).values() for summary in _on_one_schedule(samplers, comparison)]
 
 
 def budget_unit(comparison: Comparison) -> Unit:
@@ -131,17 +130,19 @@ class _Pair(NamedTuple):
     seed: int
     mine: Evaluation
     theirs: Evaluation  # the baseline's
+    side_by_side: bool
 
 
-def _on_one_schedule(samplers: dict[str, Runs], baseline: str, unit: Unit) -> list[Summary]:
+def _on_one_schedule(samplers: dict[str, Runs], comparison: Comparison) -> list[Summary]:
     ends = [run.final for runs in samplers.values() for run in runs.values() if run.final is not None]
     metric = next((end.metric for end in ends if end.distance is not None), None)
-    base = samplers.get(baseline, {})
-    pairs = [_pairs(runs, base) for runs in samplers.values()]
+    base, unit = samplers.get(comparison.plan.baseline, {}), budget_unit(comparison)
+    pairs = [_pairs(runs, base, comparison) for runs in samplers.values()]
     made = [_summary(runs, pair, runs is base, metric, unit) for runs, pair in zip(samplers.values(), pairs, strict=True)]
     adjusted = holm([one.p for one in made])
+    unlucky = any(run.status == "failed" for run in base.values())
     return [
-        replace(one, p_adjusted=p, verdict=_verdict(one, *_values(pair, metric), p))
+        replace(one, p_adjusted=p, verdict=_verdict(one, *_values(pair, metric), p, unlucky))
         for one, pair, p in zip(made, pairs, adjusted, strict=True)
     ]
 
@@ -152,6 +153,7 @@ def _summary(runs: Runs, pairs: list[_Pair], baseline: bool, metric: str | None,
     ends = [run.final for run in runs.values() if run.final is not None]
     curves = {seed: _curve(run, metric) for seed, run in runs.items() if run.final is not None}
     mine, theirs = _values(pairs, metric)
+    beside = all(pair.side_by_side for pair in pairs)
     reached = tuple(_reached(pair.seed, curves[pair.seed], target) for pair, target in zip(pairs, theirs, strict=True))
     return Summary(
         process=first.process,
@@ -175,13 +177,18 @@ def _summary(runs: Runs, pairs: list[_Pair], baseline: bool, metric: str | None,
         verdict="",
         reached=reached,
         speedup_steps=_speedup([pair.theirs.step for pair in pairs], [one.steps for one in reached]),
-        speedup_seconds=_speedup([pair.theirs.seconds for pair in pairs], [one.seconds for one in reached]),
+        speedup_seconds=_speedup([pair.theirs.seconds for pair in pairs], [one.seconds for one in reached]) if beside else None,
+        side_by_side=beside,
     )
 
 
-def _pairs(runs: Runs, base: Runs) -> list[_Pair]:
-    both = [(seed, run.final, base[seed].final) for seed, run in runs.items() if seed in base]
-    return [_Pair(seed, mine, theirs) for seed, mine, theirs in both if mine is not None and theirs is not None]
+def _pairs(runs: Runs, base: Runs, comparison: Comparison) -> list[_Pair]:
+    both = [(seed, run, base[seed]) for seed, run in runs.items() if seed in base]
+    return [
+        _Pair(seed, run.final, other.final, run is other or comparison.side_by_side(run, other))
+        for seed, run, other in both
+        if run.final is not None and other.final is not None
+    ]
 
 
 def _values(pairs: list[_Pair], metric: str | None) -> tuple[list[float], list[float]]:
@@ -207,8 +214,11 @@ def _spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(known) if known else None
 
 
-def _verdict(one: Summary, mine: list[float], theirs: list[float], p: float | None) -> str:
-    """ "better" and "worse" are for differences beyond the noise between seeds; else what was seen, in words."""
+def _verdict(one: Summary, mine: list[float], theirs: list[float], p: float | None, unlucky: bool) -> str:
+    """ "better" and "worse" are for differences beyond the noise between seeds; else what was seen, in words.
+
+    `unlucky` is whether a run of the baseline failed.
+    """
     if not one.seeds:
         return "no finished run"
     if one.baseline:
@@ -222,8 +232,8 @@ def _verdict(one: Summary, mine: list[float], theirs: list[float], p: float | No
     if len(mine) == 1:
         return "one seed"
     better = fmean(effects) < 0
-    lucky = better and one.failed  # the runs that are left may be those that happened not to diverge
-    if p is not None and p < SIGNIFICANT and len(mine) >= SEEDS and not lucky:
+    selected = one.failed if better else unlucky  # the runs that are left may be those that happened not to diverge
+    if p is not None and p < SIGNIFICANT and len(mine) >= SEEDS and not selected:
         return "better" if better else "worse"
     lower, higher = sum(effect < 0 for effect in effects), sum(effect > 0 for effect in effects)
     if not lower and not higher:

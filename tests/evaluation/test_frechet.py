@@ -1,3 +1,4 @@
+import statistics
 import warnings
 
 import numpy as np
@@ -142,6 +143,15 @@ def test_resamples_spread_as_new_samples_do():
     assert found.low < found.value < found.high
     assert found.std == pytest.approx(spread, rel=0.4)
     assert found == bootstrap(gaussian(300, 8, shift=0.5, seed=1), reference.mean, reference.cov, resamples=40)
+
+
+def test_an_interval_of_few_resamples_holds_what_it_says():
+    """The outermost of 20 resamples would hold it in 89 % of all sets."""
+    reference = Moments.of(gaussian(20_000, 4, seed=9))
+    sets = [gaussian(200, 4, shift=0.5, seed=seed) for seed in range(100, 400)]
+    found = [bootstrap(rows, reference.mean, reference.cov, seed=number) for number, rows in enumerate(sets)]
+    expected = statistics.fmean(one.value for one in found)  # of sets of this size
+    assert 0.92 < statistics.fmean(one.low < expected < one.high for one in found) < 0.98
 
 
 def test_the_distance_at_infinitely_many_samples_is_free_of_bias():

@@ -35,7 +35,7 @@ def test_by_default_pictures_lie_in_the_run(run, capsys):
 
 
 def test_a_folder_an_npz_file_and_a_grid_hold_the_same_images(run, tmp_path):
-    outs = {"folder": tmp_path / "folder", "npz": tmp_path / "new" / "x.npz", "grid": tmp_path / "x.png"}
+    outs = {"folder": tmp_path / "folder", "npz": tmp_path / "new" / "x.NPZ", "grid": tmp_path / "x.PNG"}
     for out in outs.values():
         assert generate(run, "--count", 5, "--batch", 2, "--out", out) == 0
     expected = pictures(outs["folder"])
@@ -46,8 +46,8 @@ def test_a_folder_an_npz_file_and_a_grid_hold_the_same_images(run, tmp_path):
     grid = np.asarray(Image.open(outs["grid"]))
     assert np.array_equal(grid[4 : 4 + 32 : 4, 4 : 4 + 32 : 4, 0], expected[0])
     assert np.array_equal(grid[40 : 40 + 32 : 4, 40 : 40 + 32 : 4, 0], expected[4])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "new", "run", "x.png"], "parts were left behind"
-    assert [path.name for path in outs["npz"].parent.iterdir()] == ["x.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "new", "run", "x.PNG"], "parts were left behind"
+    assert [path.name for path in outs["npz"].parent.iterdir()] == ["x.NPZ"]
 
 
 @pytest.mark.parametrize(("format", "ending"), [("npz", ".npz"), ("grid", ".png")])

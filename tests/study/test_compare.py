@@ -155,6 +155,10 @@ def test_more_samplers_and_seeds_join_what_is_there(tmp_path):
     turned = conduct(plan(baseline="minsnr"), configs_in(tmp_path, ["minsnr", "uniform"]), Local())
     assert turned.plan.baseline == "minsnr"
     assert first.plan.runs == ("linear-uniform-0",)
+    assert first.plan.launches == (("linear-uniform-0",),)
+    assert more.plan.launches == turned.plan.launches == (*first.plan.launches, ("linear-minsnr-0", "linear-minsnr-1"))
+    assert not more.side_by_side(more.outcomes[0], more.outcomes[1])
+    assert more.side_by_side(more.outcomes[1], more.outcomes[2])
 
 
 def test_runs_beyond_the_budget_are_not_passed_off_as_within_it(tmp_path):

@@ -373,6 +373,10 @@ def test_it_can_be_repeated_from_what_is_written():
     made = compared({("linear", "uniform", 0): curve(1.0), ("cosine", "adaptive", 0): curve(1.0)})
     subject = Subject(replace(made, plan=replace(made.plan, command=("--samplers", "uniform,adaptive:every=2"))))
     assert command(subject) == "noisewise compare --samplers uniform,adaptive:every=2"
+    commands = {"earlier": (("compare", "--seeds", "2"),), "command": ("analyze", "ablate", "--setting", "floor")}
+    several = Subject(replace(made, plan=replace(made.plan, **commands)))
+    assert command(several) == "noisewise compare --seeds 2\nnoisewise analyze ablate --setting floor"
+    assert command(Subject(replace(made, plan=replace(made.plan, command=())))) == ""
     assert differences(subject) == "process: cosine\nsampler: adaptive"
 
 

@@ -1,12 +1,14 @@
 """Every number of a summary, from planted curves whose answers can be worked out by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from noisewise.study.findings import explanation, findings
 from noisewise.study.summary import Reached, Spread, summarise
 from tests.study.made import compared, curve, planted
 
@@ -206,6 +208,41 @@ def test_a_sampler_that_failed_with_some_seeds_is_never_called_better(values, ve
     found = summarise(compared(curves, failures={("linear", "adaptive", 3): "diverged"}))[1]
     assert found.p_adjusted < 0.05
     assert found.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"), [((10.0, 10.1, 9.9, 10), "better"), ((40.0, 41.0, 39.0, 40), "higher in 3 of 3 seeds")]
+)
+def test_nothing_is_called_worse_than_a_baseline_that_failed_with_some_seeds(values, verdict):
+    """It may have finished where it happened to go well, and the other finished everywhere."""
+    curves = finals({"uniform": [20, 20, 20], "adaptive": values})
+    made = compared(curves, failures={("linear", "uniform", 3): "diverged"})
+    found = summarise(made)[1]
+    assert found.p_adjusted < 0.05
+    assert found.verdict == verdict
+    if verdict != "better":
+        assert any("not called worse, since 1 of uniform's runs failed" in one for one in findings(made))
+    assert 'Nothing is called "worse" than uniform, some of whose runs failed.' in explanation(made)
+
+
+def test_clocks_are_compared_only_of_runs_that_were_trained_side_by_side(tmp_path):
+    made = planted(tmp_path, finals({"uniform": [20, 20], "minsnr": [10, 10], "adaptive": [10, 10]}))
+    first, second = ([name for name in made.plan.runs if ("adaptive" in name) == later] for later in (False, True))
+    together = replace(made, plan=replace(made.plan, launches=((*first, *second),)))
+    apart = replace(made, plan=replace(made.plan, launches=(tuple(first), tuple(second))))
+    gains = {one.sampler: one.speedup_seconds for one in summarise(together)}
+    assert gains == {one.sampler: one.speedup_seconds for one in summarise(made)}  # nothing is known: as it was
+    assert {one.sampler: one.speedup_seconds for one in summarise(apart)} == {**gains, "adaptive": None}
+    assert {one.sampler: one.speedup_steps for one in summarise(apart)} == {
+        one.sampler: one.speedup_steps for one in summarise(together)
+    }
+    said = [one for one in findings(apart) if "not trained side by side with uniform" in one]
+    assert [one.partition(":")[0] for one in said] == ["adaptive"]
+    assert "% of its seconds" not in said[0]
+    for outcome in made.outcomes:
+        if outcome.sampler == "minsnr":
+            (outcome.folder / "environment.jsonl").write_text('{"machine": "another"}\n')
+    assert {one.sampler: one.speedup_seconds for one in summarise(together)} == {**gains, "minsnr": None}
 
 
 def test_a_sampler_that_never_finished_has_no_numbers():

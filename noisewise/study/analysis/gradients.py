@@ -68,7 +68,7 @@ def chosen_weighting(spec: str) -> Weighting:
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
     """Measure at each moment, and draw."""
     weighting, rows, size = chosen_weighting(options.objective), options.rows, options.micro_batch
-    size = max(1, rows // 16) if size is None else size
+    size = next(part for part in range(max(1, rows // 16), 0, -1) if rows % part == 0) if size is None else size
     u = middles(options.levels)
     if rows < 2:
         raise ValueError(f"a variance needs at least 2 samples a level, got --rows {rows}")

@@ -1,9 +1,9 @@
 """What training some noise levels does to the loss of all others (arXiv 2411.09998, Fig. 4), and the whole matrix of it.
 
 From each moment of training: train for `--steps` steps with draws from one interval of u alone (or a `--share` of them), with
-the run's own optimizer, learning rate, clipping, weighting and data; evaluate the loss of fixed samples with fixed noise before
-and after; take everything back bit for bit. Every trial sees the same data and noise. Adam's momentum starts at zero in each
-trial: it would carry on what was trained before, and be taken for an effect of the interval.
+the run's own optimizer, learning rate, clipping, data, and weighting or sampler's target; evaluate the loss of fixed samples
+with fixed noise before and after; take everything back bit for bit. Every trial sees the same data and noise. Adam's momentum
+starts at zero in each trial: it would carry on what was trained before, and be taken for an effect of the interval.
 """
 
 import argparse
@@ -85,8 +85,8 @@ def try_ranges(
         raise ValueError(f"--steps must be >= 1, got {steps}")
     before, trials = fixed.losses(trainer), []
     for low, high in ranges:
-        sampler = RangeSampler(trainer.objective.process, low, high, share, seed=trainer.config.seed).to(trainer.device)
-        sampler.step = trainer.step
+        sampler = RangeSampler(trainer.objective.process, low, high, share, trainer.config.seed, trainer.sampler)
+        sampler.to(trainer.device).step = trainer.step
         with rewound(trainer):
             forget_momentum(trainer.optimizer)
             trainer.sampler = sampler

@@ -86,7 +86,7 @@ def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
     title = f"{trainer.config.name}: how well the change at a few noise levels predicts the gain of a step"
     says = [finding for step, quality in found for finding in findings(step, quality)]
     says += [f"Step {step}: {credit.finding()}" for step, credit in credits]
-    says.append(cost(options, trainer.config.batch, fixed.size, len(found)))
+    says.append(cost(options, trainer.config.batch, count, fixed.size, len(found)))
     return Analysis("predictor", draw(found, options.levels, title), table(found, credits), says)
 
 
@@ -129,11 +129,11 @@ def findings(step: int, found: list[Quality]) -> list[str]:
     ]
 
 
-def cost(options: argparse.Namespace, batch: int, size: int, count: int) -> str:
-    """What it took."""
-    trained = count * (options.steps + (1 + options.credit if options.credit else 0)) * batch
-    evaluated = count * (options.steps + 1 + (1 + options.credit if options.credit else 0)) * size
-    evaluated += count * 2 * options.credit * options.levels
+def cost(options: argparse.Namespace, batch: int, credited: int, size: int, count: int) -> str:
+    """What it took, with so many samples of a batch credited."""
+    trained = count * (options.steps + (1 + credited if credited else 0)) * batch
+    evaluated = count * (options.steps + 1 + (1 + credited if credited else 0)) * size
+    evaluated += count * 2 * credited * options.levels
     return f"Cost: {trained:,} samples forward and backward, and {evaluated:,} forward to evaluate, over {count} moments."
 
 

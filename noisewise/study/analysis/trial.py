@@ -12,6 +12,7 @@ from noisewise.evaluation.heldout import decoded
 from noisewise.feedback import Snapshot, preserved_random_state, set_aside_gradients
 from noisewise.noise import normals
 from noisewise.processes import Process
+from noisewise.samplers import Sampler
 from noisewise.samplers.histogram import Histogram, TableSampler
 from noisewise.samplers.random import stream_key
 from noisewise.training.data import Source
@@ -67,16 +68,32 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
 
 
 class RangeSampler(TableSampler):
-    """A share of the draws from the interval [low, high] of u, the rest from all of [0, 1]."""
+    """A share of the draws from the interval [low, high] of u, the rest from all of [0, 1].
 
-    def __init__(self, process: Process, low: float, high: float, share: float = 1.0, seed: int = 0) -> None:
+    It stands in for a run's sampler, `instead_of`: where that carries a target of its own, these draws count by it too.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        low: float,
+        high: float,
+        share: float = 1.0,
+        seed: int = 0,
+        instead_of: Sampler | None = None,
+    ) -> None:
         super().__init__(process, seed=seed)
+        carries = instead_of is not None and instead_of.correction.kind == "target"
+        self._target = (instead_of.target_weight,) if instead_of is not None and carries else ()  # in a tuple: not its state
         check_range(low, high)
         if not 0 < share <= 1:
             raise ValueError(f"the share of the batch in the range must lie in (0, 1], got {share}")
         edges = torch.tensor(sorted({0.0, low, high, 1.0}), dtype=torch.float64)
         inside = (edges[:-1] >= low) & (edges[1:] <= high)
         self.table = Histogram((1 - share) * edges.diff() + share * inside * edges.diff() / (high - low), edges)
+
+    def _weight(self, u: Tensor, density: Tensor, x0: Tensor | None = None) -> Tensor:
+        return self._target[0](u) if self._target else torch.ones_like(u)
 
 
 def check_range(low: float, high: float) -> None:

@@ -13,7 +13,8 @@ OWN = ("out", "seed", "name")  # of each run, and no difference
 
 def parts(subject: Subject) -> list[Part]:
     """The command, the files, the settings."""
-    html = f"<p>The same again:</p><pre>{escape(command(subject))}</pre>"
+    again = command(subject)
+    html = f"<p>The same again:</p><pre>{escape(again)}</pre>" if again else ""
     html += f"<p>What this page was made of, in its folder:</p><ul class='files'>{_files(subject)}</ul>"
     first = next((run for run in subject.comparison.outcomes if run.sampler == subject.baseline.name), None)
     first = first or subject.comparison.outcomes[0]
@@ -25,11 +26,12 @@ def parts(subject: Subject) -> list[Part]:
 
 
 def command(subject: Subject) -> str:
-    """What to type."""
+    """What to type, a line for each command that added runs; nothing if it was made from Python."""
     if subject.single:
         return "noisewise train --config config.yaml --out runs/again"
-    given = list(subject.plan.command)
-    return shlex.join(["noisewise", *(given if given[:1] == ["compare"] else ["compare", *given])])
+    given = [list(one) for one in (*subject.plan.earlier, subject.plan.command) if one]
+    named = [one if one[0] in ("compare", "analyze") else ["compare", *one] for one in given]
+    return "\n".join(shlex.join(["noisewise", *one]) for one in named)
 
 
 def differences(subject: Subject) -> str:

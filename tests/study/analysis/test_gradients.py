@@ -208,3 +208,8 @@ class LooksAtPictures(torch.nn.Module):
 def test_settings_out_of_range_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         gradients.analyse(asked(*arguments), OWN)
+
+
+def test_micro_batches_that_nobody_asked_for_divide_the_rows():
+    found = gradients.analyse(asked("--rows", "50", "--levels", "2", "--method", "micro_batches"), OWN)
+    assert {row["method"] for row in found.rows} == {"micro_batches"}

@@ -57,6 +57,21 @@ def test_the_change_is_the_one_that_the_parameter_implies():
     trainer.close()
 
 
+def test_trials_count_noise_levels_as_the_run_does():
+    """The target of `adaptive` is in its draws, not in a weighting: trials have draws of their own, and count by it too."""
+    changes = {}
+    for sampler in ("uniform", "minsnr", "adaptive", "adaptive+minsnr", "adaptive+none"):
+        adam = OptimizerConfig(lr=1e-3, warmup=0, clip=None)
+        trainer = trainer_of(tiny(model=own("Own"), sampler=sampler, optimizer=adam))
+        fixed = fixed_noise(trainer, levels=10, images=8, tell=SILENT)
+        changes[sampler] = matrix_of(try_ranges(trainer, fixed, [(0.0, 1.0)], steps=4)).change
+        trainer.close()
+    assert torch.equal(changes["adaptive+none"], changes["uniform"])
+    assert torch.equal(changes["adaptive+minsnr"], changes["minsnr"])
+    assert not torch.equal(changes["adaptive"], changes["uniform"])
+    torch.testing.assert_close(changes["adaptive"], changes["minsnr"], rtol=1e-3, atol=1e-7)  # Adam knows no scale
+
+
 @pytest.mark.parametrize(
     "sampler",
     [

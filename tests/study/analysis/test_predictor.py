@@ -194,6 +194,12 @@ def test_the_analysis_has_a_row_for_each_moment_selection_and_size(target):
     assert found.rows == predictor.analyse(asked(*SMALL, "--target", target), OWN).rows
 
 
+def test_no_more_samples_are_credited_than_a_batch_has():
+    found = predictor.analyse(asked(*SMALL), [*OWN[:-1], "4"])
+    # 2 moments x (12 steps + 1 whole and 4 partial ones) x 4; 2 x ((13 + 5) x 24 + 2 x 4 x 6)
+    assert "Cost: 136 samples forward and backward, and 960 forward" in found.says[-1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
