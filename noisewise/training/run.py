@@ -56,7 +56,8 @@ class Run:
             self.trainer = Trainer(config, build_parts(config), self.accelerator, self.progress.tell)
             found = checkpoint.newest_for_all(self.folder.checkpoints, self.progress.tell) if resume else None
             self._begin_from(found)
-            self.trainer.tensors(), self.trainer.state()  # what cannot be saved is known now, not at the first checkpoint
+            self.trainer.tensors()  # what cannot be saved is known now, not at the first checkpoint
+            self.trainer.state()
             if self.main and not self._new and config.steps >= self.trainer.step:
                 self.folder.write_config(config)
         except BaseException:

@@ -83,8 +83,9 @@ class RangeSampler(TableSampler):
         instead_of: Sampler | None = None,
     ) -> None:
         super().__init__(process, seed=seed)
-        carries = instead_of is not None and instead_of.correction.kind == "target"
-        self._target = (instead_of.target_weight,) if instead_of is not None and carries else ()  # in a tuple: not its state
+        self._target: Callable[[Tensor], Tensor] | None = None
+        if instead_of is not None and instead_of.correction.kind == "target":
+            self._target = instead_of.target_weight
         check_range(low, high)
         if not 0 < share <= 1:
             raise ValueError(f"the share of the batch in the range must lie in (0, 1], got {share}")
@@ -93,7 +94,7 @@ class RangeSampler(TableSampler):
         self.table = Histogram((1 - share) * edges.diff() + share * inside * edges.diff() / (high - low), edges)
 
     def _weight(self, u: Tensor, density: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self._target[0](u) if self._target else torch.ones_like(u)
+        return torch.ones_like(u) if self._target is None else self._target(u)
 
 
 def check_range(low: float, high: float) -> None:
