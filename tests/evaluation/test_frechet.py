@@ -146,7 +146,7 @@ def test_resamples_spread_as_new_samples_do():
 
 
 def test_an_interval_of_few_resamples_holds_what_it_says():
-    """The outermost of 20 resamples would hold it in 89 % of all sets."""
+    """The outermost of 20 resamples lie nearer than the limits of 95 %, and would hold it less often."""
     reference = Moments.of(gaussian(20_000, 4, seed=9))
     sets = [gaussian(200, 4, shift=0.5, seed=seed) for seed in range(100, 400)]
     found = [bootstrap(rows, reference.mean, reference.cov, seed=number) for number, rows in enumerate(sets)]
