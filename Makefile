@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# one thread a test worker, so that workers do not fight over cores
 WORKERS ?= 2
 
 .PHONY: demo test test-fast faults lint docs clean
@@ -13,13 +12,13 @@ demo: $(VENV)/.installed-train  ## compare samplers on 8x8 digits, and write a r
 	$(BIN)/noisewise compare --preset digits --budget 20s --images 500 --out out/demo
 
 test: $(VENV)/.installed-dev  ## the whole suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-fast: $(VENV)/.installed-dev  ## without the slow tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 faults: $(VENV)/.installed-dev  ## kill training processes 200 times, and compare with an uninterrupted run bit for bit
-	NOISEWISE_KILLS=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_faults.py -k random
+	NOISEWISE_KILLS=200 $(BIN)/python -m pytest tests/training/test_faults.py -k random
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
+from noisewise.levels import middles
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -38,11 +39,6 @@ def even_edges(bins: int) -> Tensor:
     if bins < 1:
         raise ValueError(f"bins must be >= 1, got {bins}")
     return torch.arange(bins + 1, dtype=torch.float64).div(bins).float()
-
-
-def middles(n: int, device: torch.device | str = "cpu") -> Tensor:
-    """The middles of n equal intervals of [0, 1]."""
-    return (torch.arange(n, device=device, dtype=torch.float32) + 0.5) / n
 
 
 class Skipped(nn.Module):

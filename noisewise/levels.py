@@ -31,6 +31,11 @@ def check_range(u: Tensor) -> Tensor:
     return u
 
 
+def middles(n: int, device: torch.device | str = "cpu") -> Tensor:
+    """The middles of n equal intervals of [0, 1]."""
+    return (torch.arange(n, device=device, dtype=torch.float32) + 0.5) / n
+
+
 def interval(u: Tensor, n: int) -> Tensor:
     """Which of n equal intervals of [0, 1] each u lies in, exactly: float32(i / n) is in interval i, and 1 in the last.
 

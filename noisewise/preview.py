@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisewise.diagnostics import mean_density, middles
+from noisewise.diagnostics import mean_density
+from noisewise.levels import middles
 from noisewise.objective import Objective
-from noisewise.processes import Process
+from noisewise.processes import Process, check_same
 from noisewise.samplers import Sampler
-from noisewise.samplers.base import check_same
 from noisewise.samplers.learning import Learner
 from noisewise.weighting import NoWeight, Weighting
 

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from noisewise.levels import check_range, check_u, interval, over_samples
+from noisewise.levels import check_range, check_u, interval, middles, over_samples
 
 
 class Process(ABC):
@@ -83,6 +83,16 @@ class Process(ABC):
             raise ValueError(f"u must have one entry a sample, ({len(x0)},), got {tuple(u.shape)}")
         alpha, sigma = (over_samples(s, x0) for s in self.scales(check_range(u)))
         return alpha * x0 + sigma * noise
+
+
+def check_same(process: Process, other: Process, whose: str) -> None:
+    """Raise ValueError unless a u is the same noise level on both."""
+    u = middles(100)
+    if process is other or (process.steps == other.steps and torch.allclose(process.log_snr(u), other.log_snr(u))):
+        return
+    raise ValueError(
+        f"{whose} is of another process: the same u is another noise level on {other} than on {process}; make both of one"
+    )
 
 
 class Discrete(Process):
@@ -367,9 +377,3 @@ PROCESSES: dict[str, Callable[..., Process]] = {
     "flow": Flow,
 }
 """The names of spec strings."""
-
-
-def same_levels(one: Process, other: Process) -> bool:
-    """Whether a u is the same noise level on both processes."""
-    u = (torch.arange(100) + 0.5) / 100
-    return one is other or (one.steps == other.steps and torch.allclose(one.log_snr(u), other.log_snr(u)))

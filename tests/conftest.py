@@ -1,5 +1,5 @@
-"""One thread a process, also without the Makefile: runs that are compared bit for bit are made here and in other processes."""
+"""One thread a process: workers do not fight over cores, and runs made here and elsewhere can be compared bit for bit."""
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch when it is imported, which is later
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported, which is later

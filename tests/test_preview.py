@@ -265,7 +265,7 @@ def test_a_learning_sampler_is_shown_with_what_it_takes_the_model_to_predict():
 
 @pytest.mark.parametrize("spec", ["mix:of=adaptive,floor=0", "switch:first=adaptive,then=uniform,at=5,correction=target"])
 @pytest.mark.parametrize("process", [Flow(), EDM()])
-def test_so_is_one_inside_another(spec, process):
+def test_a_learning_sampler_inside_another_is_shown_in_the_same_way(spec, process):
     alone, inside = build("adaptive", process), build(spec, process)
     expected = preview(alone.sampler, alone.weighting, process).pw
     np.testing.assert_allclose(preview(inside.sampler, inside.weighting, process).pw, expected, rtol=1e-4)

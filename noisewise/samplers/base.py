@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.diagnostics import KeepsPrecision, middles
-from noisewise.processes import Process, same_levels
+from noisewise.diagnostics import KeepsPrecision
+from noisewise.levels import middles
+from noisewise.processes import Process
 from noisewise.samplers.correction import Correction, effective_sample_size
 from noisewise.samplers.random import bits, checked_seed, stream_key, uniform_of, uniforms
 
@@ -73,14 +74,6 @@ def check_process(process: Process) -> Process:
     if isinstance(process, Process):
         return process
     raise TypeError(f"the first argument must be a Process, such as DDPM.linear(), got {repr(process)[:80]}")
-
-
-def check_same(process: Process, other: Process, whose: str) -> None:
-    """Raise ValueError unless u means the same on both."""
-    if not same_levels(process, other):
-        raise ValueError(
-            f"{whose} is of another process: the same u is another noise level on {other} than on {process}; make both of one"
-        )
 
 
 def fine_grid(process: Process, device: torch.device | str) -> Tensor:

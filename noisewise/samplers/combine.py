@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisewise.diagnostics import middles
+from noisewise.levels import middles
 from noisewise.objective import Objective
-from noisewise.processes import Process
-from noisewise.samplers.base import Draw, LossAt, Sampler, check_same
+from noisewise.processes import Process, check_same
+from noisewise.samplers.base import Draw, LossAt, Sampler
 from noisewise.samplers.correction import Correction
 from noisewise.samplers.static import Tabulated, Uniform, bins_of
 from noisewise.weighting import Weighting

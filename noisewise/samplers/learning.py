@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.diagnostics import Skipped, middles
-from noisewise.levels import first_ticks
+from noisewise.diagnostics import Skipped
+from noisewise.levels import first_ticks, middles
 from noisewise.objective import Objective
-from noisewise.processes import Process
-from noisewise.samplers.base import check_process, check_same, fine_grid
+from noisewise.processes import Process, check_same
+from noisewise.samplers.base import check_process, fine_grid
 from noisewise.samplers.histogram import Histogram, TableSampler
 from noisewise.weighting import Weighting, is_fixed
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisewise.diagnostics import middles
+from noisewise.levels import middles
 from noisewise.processes import Process
 from noisewise.samplers.base import Sampler, check_process
 from noisewise.samplers.histogram import Histogram, TableSampler

@@ -105,9 +105,18 @@ def test_parts_of_another_process_are_refused(other):
             ValueError, match=r"is of another process: the same u is another noise level on .* than on DDPM\(T=1000"
         ):
             make()
-    same = DDPM.linear()
-    AdaptiveSampler(process, objective=Objective(same, "v"))
-    Mix(process, Laplace(same))
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_process_that_is_made_twice_is_one(default):
+    """Whatever torch's default is: Lightning's bf16-true sets it."""
+    process, same = DDPM.linear(), DDPM.linear()
+    torch.set_default_dtype(default)
+    try:
+        AdaptiveSampler(process, objective=Objective(same, "v"))
+        Mix(process, Laplace(same))
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -368,7 +368,7 @@ def test_photographs_stand_upright(tmp_path):
     assert source.shape == (3, 6, 4) == tuple(everything(source)[0].shape[1:])
 
 
-def test_so_do_those_whose_orientation_is_in_xmp_alone(tmp_path):
+def test_photographs_whose_orientation_is_in_xmp_alone_stand_upright(tmp_path):
     xmp = b"""<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
     <rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>"""
     Image.fromarray(noise(4, 6, 3)).save(tmp_path / "a.jpg", xmp=xmp)

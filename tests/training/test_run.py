@@ -275,7 +275,7 @@ def test_a_start_that_fails_may_be_repeated(tmp_path):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_so_may_one_that_fails_in_its_first_step(error, tmp_path, monkeypatch):
+def test_a_start_that_fails_in_its_first_step_may_be_repeated(error, tmp_path, monkeypatch):
     """Out of memory, say: the remedy is another setting, which a run that was resumed could not take."""
     config = tiny(out=str(tmp_path / "run"))
     with monkeypatch.context() as broken:
@@ -286,7 +286,7 @@ def test_so_may_one_that_fails_in_its_first_step(error, tmp_path, monkeypatch):
     assert rows_of(folder)[-1]["step"] == 12
 
 
-def test_so_may_one_that_was_interrupted_while_it_began(tmp_path, monkeypatch):
+def test_a_start_that_was_interrupted_may_be_repeated(tmp_path, monkeypatch):
     config = tiny(out=str(tmp_path / "run"))
     with monkeypatch.context() as broken:
         broken.setattr("noisewise.training.run.build_parts", raising(KeyboardInterrupt))

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisewise.diagnostics import middles
 from noisewise.integrations.diffusers.flow import ShiftedFlow
 from noisewise.integrations.diffusers.schedulers import table_prediction
+from noisewise.levels import middles
 from noisewise.objective import LOG_SNR_LIMIT, Objective, eps_error_per_prediction_error
 from noisewise.processes import Flow
 from noisewise.samplers import Mode, Sampler
