@@ -7,6 +7,7 @@ Images of the larger network are those of its runs, which are kept in img/runs.
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 from pages import DOCS, RESULTS, rows, smaller  # makes the benchmarks known as modules
@@ -22,14 +23,21 @@ WIDTH = 1000  # pixels
 IMAGES = {"uniform": "uniform", "minsnr": "minsnr:gamma=5", "adaptive": "adaptive"}  # file to spec
 
 
-def draw(file: str, cost: Path, shown: tuple[str, ...], prefix: str) -> None:
-    """The figures of these names of the runs in a file, with the costs of a step from another."""
+def draw(found: list[dict[str, Any]], cost: Path, shown: tuple[str, ...], prefix: str) -> None:
+    """The figures of these names of the runs in these rows, with the costs of a step from a file."""
     with tempfile.TemporaryDirectory() as folder:
-        rebuild(rows(file), Path(folder) / "runs", cost=cost)
+        rebuild(found, Path(folder) / "runs", cost=cost)
         write_figures(Path(folder) / "runs", Path(folder) / "figures", ("png",))
         for name in shown:
             picture = prefix + name.removesuffix(SETTING).replace("-", "_")
             smaller(Path(folder) / "figures" / f"{name}.png", picture, WIDTH, 128)
+
+
+def field_rows() -> list[dict[str, Any]]:
+    """The methods of the field with seed 0, which is the one that all of them have, lowest end first."""
+    found = [row for row in rows("cifar10-v1-field.jsonl") if row["seed"] == 0]
+    ends = {row["sampler"]: row["distance"] for row in found if row.get("share") == 1}
+    return sorted(found, key=lambda row: ends[row["sampler"]])
 
 
 def cost_of_larger(path: Path) -> Path:
@@ -57,9 +65,11 @@ def draw_images(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw("cifar10-v1-confirmation.jsonl", RESULTS / "cifar10-v1-method-cost.jsonl", SHOWN, "cifar10_")
+    alone = RESULTS / "cifar10-v1-method-cost.jsonl"
+    draw(field_rows(), alone, ("quality", "loss", "density"), "cifar10_field_")
+    draw(rows("cifar10-v1-confirmation.jsonl"), alone, SHOWN, "cifar10_")
     with tempfile.TemporaryDirectory() as folder:
         cost = cost_of_larger(Path(folder) / "cost.jsonl")
-        draw("cifar10-v1-paper.jsonl", cost, ("quality",), "cifar10_larger_")
+        draw(rows("cifar10-v1-paper.jsonl"), cost, ("quality",), "cifar10_larger_")
         draw_images(Path(folder) / "images.png")
         smaller(Path(folder) / "images.png", "cifar10_larger_images", WIDTH, 0)

@@ -7,16 +7,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from pages import BENCHMARKS, DOCS, RESULTS, fill_in, rows, spec_now  # makes the benchmarks known as modules
 
+from noisewise.levels import middles
+from noisewise.objective import Objective
+from noisewise.processes import DDPM
+from noisewise.study.analysis.gain_quality import spearman
 from noisewise.study.reach import Point, first_reached
+from noisewise.validation import Validation
 
 from field import METHODS  # isort: skip
 from rebuild import best_sessions  # isort: skip
-from strata import correlations, gains, values  # isort: skip
+from strata import correlations, gains, targets, values  # isort: skip
 
 TARGETS = {"minsnr 5": "Min-SNR 5", "minsnr 1": "Min-SNR 1", "p2": "P2", "plain": "plain", "log": "log", "vlb": "VLB"}
 SHARES = (0.25, 0.5, 0.75, 1.0)
+LINEAR = Objective(DDPM.linear(), "eps")
 
 
 def strata_table() -> list[str]:
@@ -47,6 +54,36 @@ def field_table() -> list[str]:
     runs = curves(rows("cifar10-v1-field.jsonl"))
     heading = "| method | spec | seeds | 25 % | 50 % | 75 % | 100 % | over uniform's | steps to uniform's last |"
     return [heading, "|---" * 9 + "|", *(f"| {names.get(spec, '')} {line}" for spec, line in ranked(runs, SHARES))]
+
+
+def every_method_table() -> list[str]:
+    """The end of the same with seed 0, which is the one that all methods have, and its name beside the spec."""
+    names = {spec: name for name, spec in METHODS.items()}
+    runs = {run: curve for run, curve in curves(rows("cifar10-v1-field.jsonl")).items() if run[1] == 0}
+    uniform = runs["uniform", 0][1.0]
+    lines = ["| method | spec | FID | over `uniform` |", "|---|---|---|---|"]
+    for (spec, _), curve in sorted(runs.items(), key=lambda run: run[1][1.0]):
+        lines.append(f"| {names[spec]} | `{spec}` | {curve[1.0]:.1f} | {curve[1.0] / uniform:.2f} |")
+    return lines
+
+
+def field_targets_table() -> list[str]:
+    """Over the methods of the field with seed 0: how the ranks of their held-out objectives go with the ranks of their FID."""
+    lines = ["| steps | methods | " + " | ".join(TARGETS.values()) + " |", "|---" * (len(TARGETS) + 2) + "|"]
+    for share in SHARES:
+        found = [row for run in best_sessions(rows("cifar10-v1-field.jsonl")) for row in run if row.get("share") == share]
+        found = [row for row in found if row["seed"] == 0]
+        fid = torch.tensor([[row["distance"]] for row in found])
+        judged = [targets(held_out(row), LINEAR) for row in found]
+        cells = [f"{float(spearman(torch.tensor([[one[name]] for one in judged]), fid)[0]):.2f}" for name in TARGETS]
+        lines.append(f"| {found[0]['step']:,} | {len(found)} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def held_out(row: dict[str, Any]) -> Validation:
+    """The losses of a row of the linear schedule, to be weighted."""
+    loss = torch.tensor(row["held_out"], dtype=torch.float64)
+    return Validation(middles(len(loss)), loss, torch.full_like(loss, math.nan), 0, LINEAR)
 
 
 def ranked(runs: dict[tuple[str, int], dict[float, float]], shares: Sequence[float]) -> Iterator[tuple[str, str]]:
@@ -189,14 +226,25 @@ def in_order(found: dict[int, str], seeds: Iterable[int]) -> str:
 def cifar10_search_table() -> list[str]:
     """FID-5k with seed 0 after 2,500 and 5,000 steps: what the search ran, and the same moments of the field's runs."""
     found: dict[str, dict[int, list[float]]] = {}
-    for row in (*rows("cifar10-v1-field.jsonl"), *rows("cifar10-v1-search.jsonl")):
-        if row["seed"] == 0 and row.get("step") in (2500, 5000) and row["process"] == "linear":
+    for row in linear_rows():
+        if row["seed"] == 0 and row.get("step") in (2500, 5000):
             found.setdefault(spec_now(row), {2500: [], 5000: []})[row["step"]].append(row["distance"])
     lines = ["| spec | 2,500 steps | 5,000 steps |", "|---|---|---|"]
     for spec, curve in sorted(found.items(), key=lambda one: statistics.fmean(one[1][5000])):
         cells = [" / ".join(f"{value:.1f}" for value in curve[step]) for step in (2500, 5000)]
         lines.append(f"| `{spec}` | {cells[0]} | {cells[1]} |")
     return lines
+
+
+def linear_rows() -> list[dict[str, Any]]:
+    """Evaluations of the field and the search; a run that repeated bit for bit counts once."""
+    found = {
+        (spec_now(row), row["seed"], row["steps"], row["step"], row["distance"]): row
+        for name in ("field", "search")
+        for row in rows(f"cifar10-v1-{name}.jsonl")
+        if row["process"] == "linear" and "share" in row
+    }
+    return list(found.values())
 
 
 def warmup_table() -> list[str]:
@@ -226,9 +274,8 @@ def levels_table() -> list[str]:
         "| steps | runs | " + " | ".join(f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in range(10)) + " |",
         "|---" * 12 + "|",
     ]
-    measured = [row for name in ("field", "search") for row in rows(f"cifar10-v1-{name}.jsonl") if row["process"] == "linear"]
     for step in (2500, 5000, 10000):
-        found = [row for row in measured if row.get("step") == step]
+        found = [row for row in linear_rows() if row.get("step") == step]
         fid = [math.log(row["distance"]) for row in found]
         tenths = [[math.log(statistics.fmean(row["held_out"][5 * k : 5 * k + 5])) for row in found] for k in range(10)]
         cells = [f"{statistics.correlation(tenth, fid):.2f}" for tenth in tenths]
@@ -304,6 +351,7 @@ PAGES: dict[Path, dict[str, Callable[[], list[str]]]] = {
     BENCHMARKS / "cifar10.md": {
         "CIFAR-10 strata": strata_table,
         "CIFAR-10 field": field_table,
+        "CIFAR-10 field targets": field_targets_table,
         "CIFAR-10 search": cifar10_search_table,
         "CIFAR-10 confirmation": confirmation_table,
         "CIFAR-10 paper model": paper_table,
@@ -316,7 +364,7 @@ PAGES: dict[Path, dict[str, Callable[[], list[str]]]] = {
         "variance": variance_table,
     },
     DOCS / "adaptive.md": {"unets": unets_table},
-    DOCS / "results.md": {"quality": headline_table, "larger": paper_table},
+    DOCS / "results.md": {"quality": headline_table, "field": every_method_table, "larger": paper_table},
     DOCS.parent / "README.md": {"quality": headline_table},
 }
 

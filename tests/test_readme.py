@@ -92,18 +92,81 @@ def test_the_summary_of_the_confirmation_is_that_of_the_rows():
             for run in distance
             if run[:2] == (process, "lognormal")
         )
-        for process in ("linear", "quadratic", "cosine", "edm")
+        for process in ("linear", "quadratic", "cosine", "edm", "flow")
     }
     shown = {process: " to ".join(map(str, found)) + " %" for process, found in gains.items()}
     assert (
         f"which gains {shown['linear']} on the linear schedule, {shown['quadratic']} on the quadratic one, "
-        f"{shown['edm']} on EDM, and {shown['cosine']} on the cosine one." in page
+        f"{shown['edm']} on EDM, {shown['flow']} on flow, and {shown['cosine']} on the cosine one." in page
     )
-    assert (len(over("uniform")), max(over("uniform")) < 1) == (11, True)
-    assert "all eleven runs agree" in page
+    assert (len(over("uniform")), max(over("uniform")) < 1) == (12, True)
+    assert "all twelve runs agree" in page
+    assert (len(weight), "Against Min-SNR's weight all nine do" in page) == (9, True)
+    margins = {}
+    for process, spec, seed in distance:
+        if spec == "minsnr:gamma=5":
+            margin = 1 - distance[process, "adaptive", seed] / distance[process, spec, seed]
+            margins.setdefault(process, []).append(round(100 * margin))
+    known = {process: (min(found), max(found)) for process, found in margins.items()}
+    assert known == {"linear": (12, 14), "cosine": (4, 4), "quadratic": (7, 8), "edm": (5, 5), "flow": (6, 6)}
+    assert "the margin is 4 to 5 % on cosine and EDM, 6 to 8 % on quadratic and flow, 12 to 14 % on linear" in page
     least = {run: statistics.fmean(row["held_out"][:5]) for run, row in last.items()}
     ratios = [100 * (least[run] / least[run[0], "uniform", run[2]] - 1) for run in least if run[1] == "adaptive"]
     assert f"(u below 0.1) ends {min(ratios):.0f} to {max(ratios):.0f} % above uniform's" in page
+
+
+def test_what_is_said_of_every_method_is_that_of_the_rows():
+    page, speed, adaptive, card, moment, variance = (
+        " ".join((ROOT / "docs" / f"{name}.md").read_text().split())
+        for name in (
+            "results",
+            "methods/speed",
+            "adaptive",
+            "methods/paper_cifar10",
+            "methods/loss_moment",
+            "methods/gradient_variance",
+        )
+    )
+    last = {row["method"]: row for row in rows("cifar10-v1-field.jsonl") if (row["seed"], row["share"]) == (0, 1)}
+    uniform = last["uniform"]
+    ratio = {name: f"{row['distance'] / uniform['distance']:.2f}" for name, row in last.items()}
+    published, repaired = ratio["adaptive-paper"], ratio["adaptive-repaired"]
+    assert ratio["loss-moment"] == ratio["gradient-variance"] == "1.69"
+    readme = " ".join(README.split())
+    assert f"{published} times uniform's FID in a run of the smaller network" in readme
+    assert "`loss_moment` and `gradient_variance` have 1.69" in readme
+    assert f"**The published method** has {published} times uniform's FID here" in page
+    less = f"{100 * (1 - last['adaptive-paper']['vlb'] / uniform['vlb']):.1f} %"
+    assert f"has {published} times uniform's FID on CIFAR-10 (linear, 10,000 steps, one seed)" in adaptive
+    assert f"ends {less} below uniform's" in adaptive
+    assert f"the VLB ended {less} below uniform's and FID at {published} times uniform's" in card
+    assert f"it has {repaired}." in adaptive
+    assert f"at {repaired} times" in card
+    assert f"**SpeeD** ({ratio['speed-released']} and {ratio['speed-derived']})" in page
+    assert f"{ratio['speed-released']} (as released) and {ratio['speed-derived']} times its FID" in speed
+    assert all(
+        f"{statistics.fmean(last[n]['held_out'][45:]) / statistics.fmean(uniform['held_out'][45:]):.1f}" in ("1.5", "1.6")
+        for n in ("speed-released", "speed-derived")
+    )
+    for name in ("adaptive-paper", "loss-moment", "gradient-variance"):
+        assert last[name]["vlb"] < uniform["vlb"]
+        assert last[name]["loss"] < uniform["loss"], "as the page says of the three"
+    assert last["gradient-variance"]["vlb"] == min(row["vlb"] for row in last.values()), "as its card says"
+    assert f"it had {last['gradient-variance']['distance']:.1f} against {uniform['distance']:.1f}" in variance
+    drawn = statistics.fmean(last["loss-moment"]["density_by_level"][45:])
+    assert f"{drawn:.2f} times as often as uniform, and with the weights that this needs" in moment
+    assert f"share of a batch fell to {last['loss-moment']['effective_share']:.2f}." in moment
+    ends = [uniform["distance"], *(row["distance"] for run, row in confirmed().items() if run[:2] == ("linear", "uniform"))]
+    ends += [
+        row["distance"]
+        for row in rows("cifar10-v1-field.jsonl")
+        if (row["method"], row["seed"], row["share"]) == ("uniform", 1, 1)
+    ]
+    assert len(ends) == 4
+    assert f"uniform's own last FIDs over four seeds are {min(ends):.1f} to {max(ends):.1f}" in page
+    record = (ROOT / "benchmarks" / "cifar10.md").read_text()
+    *_, targets = cells_of(between(record, "CIFAR-10 field targets"))
+    assert f"(Spearman's rho {targets[-1]}); with P2's weighted mean of the same losses it is {targets[4]}" in page
 
 
 def test_the_steps_to_uniforms_last_fid_are_those_of_the_table():
