@@ -41,7 +41,7 @@ def explanation(comparison: Comparison) -> str:
         "schedule (not for several schedules); "
         f'"better" and "worse" stand only where it is below {SIGNIFICANT:g} and there are {SEEDS} seeds or more: two '
         "that happen to agree make a small p of nothing.",
-        "Bold is the lowest mean, which claims nothing.",
+        "Bold is the lowest mean of those with all seeds, which claims nothing.",
     ]
     if headline := headline_images(summaries):
         said.append(

@@ -139,14 +139,14 @@ def test_what_was_found_comes_first_and_says_no_more_than_the_seeds_allow():
         "Worse than uniform over 3 seeds only: bad (1.49 times its FID)."
     ]
     assert said({"uniform": 2.0, "good": 1.0}, seeds=1) == [
-        "No method was shown to be better than uniform with 1 seed; the lowest FID was that of good, 0.50 times uniform's."
+        "No method was shown to be better than uniform with 1 seed; good came lowest, with 0.50 times uniform's FID."
     ]
     assert said({"uniform": 1.0, "other": 2.0}, seeds=1, metric=None) == [
         "No method was shown to be better than uniform with 1 seed; uniform itself had the lowest held-out loss."
     ]
     assert said({"uniform": 2.0, "good": 1.0}, failures={("linear", "good", 3): "diverged"}) == [
         "No method was shown to be better than uniform with 3 seeds; "
-        "the lowest FID was that of good, 0.50 times uniform's, but 1 of its runs failed."
+        "good came lowest, with 0.50 times uniform's FID, but 1 of its runs failed."
     ]
     assert said({"uniform": 2.0}) == ["uniform alone: there is nothing to compare it with."]
     curves = {(process, name, 0): curve(1.0) for process in ("linear", "cosine") for name in ("uniform", "other")}

@@ -76,7 +76,7 @@ def _table(subject: Subject) -> Part:
     summaries = summarise(subject.comparison)
     columns = table_columns(summaries, budget_unit(subject.comparison))
     main = [column for column in columns if column.spare <= SPARE]
-    note = "Lower is better; ± is half the range over seeds; bold is the lowest mean, which claims nothing."
+    note = "Lower is better; ± is half the range over seeds; bold is the lowest mean with all seeds, which claims nothing."
     html = _rows(subject, summaries, main, "results") + f'<p class="note">{note}</p>'
     more = f'<p class="note">{escape(explanation(subject.comparison))}</p>'
     whole = _rows(subject, summaries, columns, "results all") if len(columns) > len(main) else ""

@@ -42,7 +42,7 @@ def _verdict(subject: Subject, summaries: list[Summary]) -> str:
     ratio, best = judged[0]
     seeds = len(best.reached)
     few = f"with {counted(seeds, 'seed')}" if seeds < ENOUGH else f"in {seeds} seeds"
-    lowest = f"the lowest {metric} was that of {best.sampler}, {ratio:.2f} times {base}'s"
+    lowest = f"{best.sampler} came lowest, with {ratio:.2f} times {base}'s {metric}"  # by ratio: seeds may differ
     if best.failed:
         lowest += f", but {len(best.failed)} of its runs failed"
     if ratio >= 1:
