@@ -50,7 +50,7 @@ class Accelerated:
         if not any(registered is sampler for registered in accelerator._custom_objects):
             accelerator.register_for_checkpointing(sampler)
         self._pending = Pending("with sampler.observe(draw, losses, loss_at): optimizer.step()")
-        accelerator.register_load_state_pre_hook(lambda models, folder: self.drop())  # what was drawn belongs to the old state
+        accelerator.register_load_state_pre_hook(lambda *_: self._pending.clear())  # what was drawn belongs to the old state
 
     def sample(self, x0: Tensor | int, *, generator: torch.Generator | None = None) -> Draw:
         """Draw a noise level for each sample of a training batch; once a micro-batch."""
@@ -81,7 +81,7 @@ class Accelerated:
             pass
 
     def drop(self) -> None:
-        """Forget the draws since the last optimizer step, when their batches are not trained on."""
+        """Forget the last draw, when its batch is not trained on."""
         self._pending.drop()
 
     def attach(self, model: nn.Module, optimizer: Any | None = None) -> "Accelerated":

@@ -39,7 +39,7 @@ from noisewise.weighting import NoWeight, Weighting
 
 PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch_lightning"}
 """Where a Callback class may come from, and the distribution that brings it."""
-RUN = ("_trainer", "_pending", "_block", "_stepped", "_unhook", "_ever_drawn")
+RUN = ("_trainer", "_pending", "_block", "_stepped", "_unhook", "_ever_drawn", "_trained")
 """What belongs to one run of a trainer: new in every run and every copy."""
 NOTHING_DRAWN = (
     "TimestepCallback is among the callbacks, but training_step drew nothing through it: call draw = timesteps.sample(x0) "
@@ -82,6 +82,7 @@ class TimestepCallback:
         self._stepped: list[bool] = []
         self._unhook: Callable[[], None] | None = None
         self._ever_drawn = False
+        self._trained: set[int] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = {name: value for name, value in vars(self).items() if name not in RUN}  # copies of a module copy no trainer
@@ -90,13 +91,13 @@ class TimestepCallback:
     # What training_step calls ---------------------------------------------------------------------------------------
 
     def sample(self, x0: Tensor | int, *, generator: torch.Generator | None = None) -> Draw:
-        """Draw a noise level for each sample. Outside of training (validation, say) the draw leaves no trace."""
+        """Draw a noise level for each sample. Outside of training (validation, a tuner's trials) the draw leaves no trace."""
         if self._trainer is None:
             raise RuntimeError(
                 "this callback is not one of the trainer's: pass it, Trainer(callbacks=[timesteps]), or return it from the "
                 "module's configure_callbacks()"
             )
-        if not self._trainer.training:
+        if not self._in_training():
             micro = self.sampler.micro
             draw = self.sampler.sample(x0, generator=generator)
             self.sampler.micro = micro
@@ -116,15 +117,21 @@ class TimestepCallback:
             losses: one a sample, not weighted; they are kept for the sampler until the optimizer steps.
             loss_at: evaluates losses of this batch at other u, for samplers that probe the model.
         """
-        if self._trainer is None or self._trainer.training:
+        if self._trainer is None or self._in_training():
+            if self._trainer is not None and len(self._trainer.optimizers) > 1 and not self._pending.draws:
+                self._trained = _leaves(losses)
             self._pending.add(draw, losses, loss_at)
         if self.weighting is not None and self.objective is not None:
             losses = self.weighting.weighted(losses, self.objective, draw.u)
         return (draw.weight * losses).mean()
 
     def drop(self) -> None:
-        """Forget the draws since the last optimizer step, before a `training_step` that returns None."""
+        """Forget the last draw, before a `training_step` that returns None."""
         self._pending.drop()
+
+    def _in_training(self) -> bool:
+        """Whether what is drawn now is trained on: tuners take the callbacks away for their trials, and put the model back."""
+        return self._trainer.training and any(one is self for one in self._trainer.callbacks)
 
     # What Lightning calls -------------------------------------------------------------------------------------------
 
@@ -171,6 +178,8 @@ class TimestepCallback:
                 )
         if not self._pending.draws or self._block is not None:  # a second optimizer's step belongs to the same block
             return
+        if not self._trains_the_model(optimizer):
+            return
         draws, losses, loss_at = self._pending.take()
         self._watch(optimizer)
         self._block = self.sampler.observe(draws, losses, loss_at and _in_context(trainer, loss_at))
@@ -188,7 +197,7 @@ class TimestepCallback:
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave without learning."""
         self._end_block(exception)
-        self._pending.drop()
+        self._pending.clear()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Let go of the trainer."""
@@ -205,6 +214,14 @@ class TimestepCallback:
         self.sampler.load_state_dict(state_dict)
 
     # The block around the optimizer step ----------------------------------------------------------------------------
+
+    def _trains_the_model(self, optimizer: Any) -> bool:
+        """Whether this optimizer is the one that the losses are for; each of them, if that cannot be told."""
+
+        def owns(one: Any) -> bool:
+            return any(id(parameter) in (self._trained or ()) for group in one.param_groups for parameter in group["params"])
+
+        return owns(optimizer) or not any(owns(one) for one in self._trainer.optimizers)
 
     def _watch(self, optimizer: Any) -> None:
         """See whether the optimizer really steps: with fp16 it may not, and then nothing is to be learned."""
@@ -232,6 +249,20 @@ class TimestepCallback:
         except type(stopped) as raised:
             if raised is not stopped:
                 raise
+
+
+def _leaves(losses: Tensor) -> set[int]:
+    """The ids of the parameters that the losses depend on, as far as autograd knows them."""
+    found, seen, ahead = set(), set(), [losses.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        ahead += [next_node for next_node, _ in node.next_functions]
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found.add(id(leaf))
+    return found
 
 
 def _in_context(trainer: Any, loss_at: LossAt) -> LossAt:

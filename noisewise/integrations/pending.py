@@ -20,7 +20,12 @@ class Pending:
 
     def __init__(self, hand_over: str) -> None:
         self.hand_over = hand_over
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
         self.waiting: Draw | None = None  # drawn, its losses not yet known
+        self.latest: Draw | None = None  # the same, and still there when its losses are
         self.draws: list[Draw] = []
         self.losses: list[Tensor] = []
         self.loss_at: LossAt | None = None
@@ -36,7 +41,13 @@ class Pending:
 
     def drawn(self, draw: Draw) -> None:
         """Remember a draw until its losses are known."""
-        self.waiting = draw
+        self.waiting = self.latest = draw
+
+    def drop(self) -> None:
+        """Forget the last draw, and its losses if they were handed over: its batch is not trained on."""
+        if self.waiting is None and self.draws and self.draws[-1] is self.latest:
+            del self.draws[-1], self.losses[-1]
+        self.waiting = self.latest = None
 
     def add(self, draw: Draw, losses: Tensor, loss_at: LossAt | None) -> None:
         """Take the losses of the last draw."""
@@ -55,13 +66,8 @@ class Pending:
     def take(self) -> tuple[list[Draw], list[Tensor], LossAt | None]:
         """All that was handed over since the last call, and the last batch's `loss_at`."""
         taken = self.draws, self.losses, self.loss_at
-        self.drop()
+        self.clear()
         return taken
-
-    def drop(self) -> None:
-        """Forget everything."""
-        self.waiting, self.loss_at = None, None
-        self.draws, self.losses = [], []
 
 
 def check_losses(draw: Draw, losses: Any) -> None:

@@ -7,8 +7,20 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
+from noisewise import build
 from noisewise.integrations.accelerate import Accelerated
-from tests.integrations.problem import BATCH, SPECS, accelerated_batch, data, digest, network, sampler_of, seed
+from tests.integrations.problem import (
+    BATCH,
+    OBJECTIVE,
+    SPECS,
+    accelerated_batch,
+    data,
+    digest,
+    losses_of,
+    network,
+    sampler_of,
+    seed,
+)
 from tests.workers.contracts import finish
 
 STEPS = 4  # optimizer steps
@@ -33,6 +45,37 @@ class Run:
         return self
 
 
+class Trained(torch.nn.Module):
+    """The network and a weighting that learns, as in docs/accelerate.md."""
+
+    def __init__(self, weighting):
+        super().__init__()
+        self.network, self.weighting = network(), weighting
+
+    def forward(self, x0, u):
+        losses = losses_of(self.network, x0, u)
+        return losses, self.weighting.weighted(losses, OBJECTIVE, u)
+
+
+def learned() -> list[str]:
+    """Digests of what was trained, before and after."""
+    accelerator, recipe = Accelerator(cpu=True), build("adaptive:warmup=1,every=1+learned", OBJECTIVE)
+    trained = Trained(recipe.weighting)
+    before = digest(trained.weighting.state_dict())
+    trained, optimizer = accelerator.prepare(trained, torch.optim.Adam(trained.parameters(), lr=1e-2))
+    sampler = Accelerated(accelerator, recipe.sampler)
+    for batch, x0 in enumerate(data(accelerator.process_index).split(BATCH)):
+        seed(accelerator.process_index, batch)
+        draw = sampler.sample(x0)
+        losses, weighted = trained(x0, draw.u)
+        accelerator.backward((draw.weight * weighted).mean())
+        with sampler.observe(draw, losses):
+            optimizer.step()
+        optimizer.zero_grad()
+    whole = accelerator.unwrap_model(trained)
+    return [before, digest(whole.weighting.state_dict()), digest(whole.network.state_dict())]
+
+
 def main(out: Path) -> None:
     result = {}
     for name in SPECS:
@@ -45,6 +88,7 @@ def main(out: Path) -> None:
         again.steps(STEPS // 2, STEPS)
         ranks = run.accelerator.num_processes
         result[name] = {"ranks": ranks, "draws": run.draws, "states": run.states, "resumed": again.states[-1]}
+    result["learned"] = learned()
     dist.barrier()
     finish(out, result)
 

@@ -202,6 +202,9 @@ def test_mixed_precision_trains_in_bfloat16_and_learns_in_float32():
 @pytest.mark.slow
 def test_two_processes_agree_and_resume(tmp_path):
     first, second = run_ranks(Path(__file__).parent / "accelerate_ranks.py", tmp_path)
+    weightings = first.pop("learned"), second.pop("learned")
+    assert weightings[0] == weightings[1], "a weighting that learns is the same on both"
+    assert weightings[0][0] != weightings[0][1], "and has learned"
     assert first.keys() == second.keys() == SPECS.keys()
     for name in SPECS:
         assert first[name]["states"] == second[name]["states"], name
@@ -228,6 +231,18 @@ def test_drawing_twice_names_the_missing_observe(sampler):
         sampler.sample(8)
     sampler.drop()
     assert sampler.sample(8).u.shape == draw.u.shape
+
+
+def test_a_dropped_batch_leaves_those_that_were_accumulated():
+    run = Run("adaptive", accumulate=2)
+    seen, learn = [], run.sampler.sampler.feedback
+    run.sampler.sampler.feedback = lambda draw, *rest: seen.append(len(draw.u)) or learn(draw, *rest)
+    for batch, x0 in enumerate(data().split(BATCH)):
+        run.sampler.sample(x0)  # of a batch that turns out to be of no use
+        run.sampler.drop()
+        seed(0, batch)
+        accelerated_batch(run, x0)
+    assert seen == [2 * BATCH] * (BATCHES // 2)
 
 
 def test_observing_twice_or_without_a_draw_is_an_error(sampler):
