@@ -14,10 +14,10 @@ FILES += ("digits_bells.jsonl", "digits_default.jsonl", "digits_warmup.jsonl", "
 FILES += ("digits_estimators.jsonl", "cifar10-v1-confirmation.jsonl", "cifar10-v1-paper.jsonl")
 NOTHING = ["Not yet: no file of `benchmarks/results/` has it with a U-Net."]
 MEANT_FOR = {  # weights that were run on the linear schedule with eps-prediction, which is not what they are for
-    "sigma_sqrt": "It is meant for flows; on this schedule with ε-prediction it counts little but the least noise.",
-    "cosmap_weight": "It is meant for flows; on this schedule with ε-prediction it counts little but the least noise.",
+    "sigma_sqrt": "It is meant for flows; on this schedule with ε-prediction it counts little but the most noise.",
+    "cosmap_weight": "It is meant for flows; on this schedule with ε-prediction it counts little but the most noise.",
     "edm_weight": "It is meant for EDM's density; with uniform timesteps it counts little but the most noise.",
-    "vlb": "It is meant for likelihood: it counts little but the least noise, which pictures do not show.",
+    "vlb": "It is meant for likelihood: it counts the least noise most, which pictures hardly show.",
 }
 DATA = {"cifar10-small": "CIFAR-10", "cifar10": "CIFAR-10, 35.7 M parameters"}  # of presets; others are named as they are
 BASELINE = ["The baseline: all others are measured against it."]

@@ -184,7 +184,9 @@ def _plain_settings(term: Term, maker: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _kinds(parameter: inspect.Parameter) -> tuple[Any, ...]:
-    """The types a setting may have."""
+    """The types a setting may have, or the words of a Literal; that of its default, if it has no annotation."""
+    if parameter.annotation is parameter.empty:
+        return (type(parameter.default),)
     return get_args(parameter.annotation) or (parameter.annotation,)
 
 
@@ -193,16 +195,19 @@ def _value(key: str, text: str, kinds: tuple[Any, ...]) -> Any:
         return build_weighting(_unbracketed(text))
     if str in kinds:
         return text
-    words: dict[str, bool | None] = {"true": True, "false": False} if bool in kinds else {}
+    words: dict[str, Any] = {"true": True, "false": False} if bool in kinds else {}
+    words |= {kind: kind for kind in kinds if isinstance(kind, str)}
     if NoneType in kinds:
         words["none"] = None
+    if text in words:
+        return words[text]
     if text.lower() in words:
         return words[text.lower()]
-    try:
-        number = _number(text)
-    except ValueError:
-        expected = " or ".join([*(["a number"] if {int, float} & set(kinds) else []), *words])
-        raise SpecError(f"{key}={text}: expected {expected}") from None
+    numeric = bool({int, float} & set(kinds))
+    number = _number(text) if numeric else None
+    if number is None:
+        expected = " or ".join([*(["a number"] if numeric else []), *words])
+        raise SpecError(f"{key}={text}: expected {expected or 'what only Python can give'}")
     if int not in kinds or float in kinds:
         return number
     if number % 1 != 0:  # true of inf and nan as well
@@ -210,11 +215,13 @@ def _value(key: str, text: str, kinds: tuple[Any, ...]) -> Any:
     return int(number)  # 1e3 is one
 
 
-def _number(text: str) -> int | float:
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return None
 
 
 def _unbracketed(text: str) -> str:
@@ -236,7 +243,7 @@ def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The settings a sampler or weighting takes."""
     target: Any = getattr(maker, "func", maker)  # a functools.partial has its class there
     if inspect.ismethod(target):  # DDPM.linear and the like take their own settings alone
-        return dict(inspect.signature(target, eval_str=True).parameters)
+        return dict(_signature(target).parameters)
     if not inspect.isclass(target):
         target = inspect.signature(target).return_annotation  # a preset takes what the class it returns takes
     sources: list[Any] = [target, *getattr(target, "option_sources", list)()]
@@ -244,10 +251,21 @@ def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     accepted: dict[str, inspect.Parameter] = {}
     collected = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     for source in sources:
-        for parameter in inspect.signature(source, eval_str=True).parameters.values():
+        for parameter in _signature(source).parameters.values():
             if parameter.name not in ("process", "edges", "table") and parameter.kind not in collected:
                 accepted.setdefault(parameter.name, parameter)
     return accepted
+
+
+def _signature(source: Any) -> inspect.Signature:
+    """With annotations as types, also where they are written as strings."""
+    try:
+        return inspect.signature(source, eval_str=True)
+    except NameError as error:
+        raise SpecError(
+            f"the settings of {source.__name__} cannot be read, since its annotations name what is not there when it runs "
+            f"({error}): import it outside of TYPE_CHECKING"
+        ) from None
 
 
 def _unknown(what: str, name: str, known: Iterable[str], spec: str) -> SpecError:

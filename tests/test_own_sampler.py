@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-from noisewise import DDPM, SAMPLERS, Flow, build
+from noisewise import DDPM, SAMPLERS, Flow, Sampler, build
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_sampler.py"
 
@@ -74,3 +74,27 @@ def test_weights_have_mean_one(example: ModuleType, spec: str, correction: str) 
 def test_unbiased_weights_undo_the_density(example: ModuleType) -> None:
     draw = build("triangular:peak=0.3", Flow(), correction="unbiased", draws="stratified").sampler.sample(2**16)
     assert float((draw.weight * draw.u**2).mean()) == pytest.approx(1 / 3, abs=0.01)
+
+
+class OfTheData(Sampler):
+    """u^(a - 1) with another a for each row."""
+
+    conditional = True
+
+    def power(self, x0: torch.Tensor) -> torch.Tensor:
+        return 1 + 3 * x0.flatten(1).mean(1).abs()
+
+    def density(self, u: torch.Tensor, x0: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.ones_like(u) if x0 is None else self.power(x0) * u ** (self.power(x0) - 1)
+
+    def quantile(self, v: torch.Tensor, x0: torch.Tensor | None = None) -> torch.Tensor:
+        return v if x0 is None else v ** (1 / self.power(x0))
+
+
+def test_weights_that_need_a_mean_for_each_sample_are_refused() -> None:
+    x0 = torch.rand(2**16, 4, generator=torch.Generator().manual_seed(0))
+    draw = OfTheData(Flow(), correction="unbiased").sample(x0)
+    assert float((draw.weight * draw.u**2).mean()) == pytest.approx(1 / 3, abs=0.01)
+    for correction in ("clipped(3)", "tempered(0.5)"):
+        with pytest.raises(ValueError, match="which OfTheData does not know for each sample"):
+            OfTheData(Flow(), correction=correction).sample(x0)

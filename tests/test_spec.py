@@ -1,5 +1,7 @@
 """Spec strings: what is documented builds, and what is wrong is explained."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -120,24 +122,43 @@ def test_the_types_of_settings_are_read_from_their_annotations(monkeypatch):
             inner: Sampler | None = None,
             by: Weighting | None = None,
             number: float = 0.0,
+            shape: Literal["flat", "round"] = "flat",
+            flag=False,
             plain=1,
             **common,
         ):
             super().__init__(process, **common)
             self.word, self.path, self.inner, self.by, self.number, self.plain = word, path, inner, by, number, plain
+            self.shape, self.flag = shape, flag
 
     monkeypatch.setitem(SAMPLERS, "own", Own)
-    sampler = build("own:word=5,path=b.npy,inner=(speed:k=3),by=(minsnr:gamma=2+p2),number=4,plain=7", process()).sampler
+    sampler = build(
+        "own:word=5,path=b.npy,inner=(speed:k=3),by=(minsnr:gamma=2+p2),number=4,plain=7,shape=round,flag=true", process()
+    ).sampler
     assert (sampler.word, sampler.path, sampler.number, sampler.plain) == ("5", "b.npy", 4, 7)
+    assert (sampler.shape, sampler.flag) == ("round", True)
     assert isinstance(sampler.inner, SpeeD)
     torch.testing.assert_close(weights_of(sampler.by), weights_of(MinSNR(2.0)) * weights_of(WEIGHTINGS["p2"]()))
     for wrong, message in [
-        ("number=b", "expected a number"),
+        ("number=b", "expected a number$"),
+        ("number=none", "expected a number$"),
+        ("shape=square", "expected flat or round$"),
+        ("flag=1", "expected true or false$"),
         ("inner=minsnr", "a sampler alone"),
         ("by=speed", "names the sampler"),
     ]:
         with pytest.raises(SpecError, match=message):
             build(f"own:{wrong}", process())
+
+
+def test_annotations_that_cannot_be_found_are_said_to_be_so(monkeypatch):
+    class Own(Sampler):
+        def __init__(self, process: "SomethingElse", **common):  # noqa: F821
+            super().__init__(process, **common)
+
+    monkeypatch.setitem(SAMPLERS, "own", Own)
+    with pytest.raises(SpecError, match=r"settings of Own cannot be read.*'SomethingElse' is not defined.*TYPE_CHECKING"):
+        build("own", process())
 
 
 def test_settings_of_the_spec_go_before_common_ones():

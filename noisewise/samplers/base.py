@@ -263,9 +263,19 @@ class Sampler(KeepsPrecision):
 
     def _mean_raw(self, x0: Tensor | None) -> Tensor:
         """The mean of the raw weights over the draws."""
+        if x0 is not None:
+            self._check_mean_is_known()
         if self._mean_weight is None or not self.constant:
             self._mean_weight = self._mean_over_draws(self.device if x0 is None else x0.device)
         return self._mean_weight
+
+    def _check_mean_is_known(self) -> None:
+        """An error if weights have to be divided by a mean that is another for each sample."""
+        if self.conditional and self.correction.needs_mean:
+            raise ValueError(
+                f"{self.correction} weights are divided by their mean, which {type(self).__name__} does not know for each "
+                "sample, and its density depends on the data: use correction=unbiased or none, or policy=global"
+            )
 
     def _mean_over_draws(self, place: torch.device) -> Tensor:
         """The same, from the density on a fine grid."""

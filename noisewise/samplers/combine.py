@@ -42,11 +42,7 @@ class Combined(Sampler):
             check_same(process, part.process, f"a part of {type(self).__name__}")
         self.constant = all(part.constant for part in parts)
         self.conditional = any(part.conditional for part in parts)
-        if self.conditional and self.correction.needs_mean:
-            raise ValueError(
-                f"{self.correction} weights are divided by their mean, which {type(self).__name__} does not know for each "
-                "sample, and its density depends on the data: use correction=unbiased or none, or policy=global"
-            )
+        self._check_mean_is_known()
 
     def feedback(self, draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> AbstractContextManager[None]:
         return self.active().feedback(draw, losses, loss_at)
