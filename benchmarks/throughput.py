@@ -1,7 +1,7 @@
 """Training steps a second, all paths side by side: a plain script, this trainer step by step, and its fast path.
 
     python benchmarks/throughput.py --json benchmarks/results/throughput.jsonl            on a GPU, about ten minutes
-    python benchmarks/throughput.py --models tiny --device cpu --blocks 2 --steps 3       to see that it works
+    python benchmarks/throughput.py --models tiny --device cpu --batch 8 --warm 0 --blocks 2 --steps 3    to see that it works
 
 Models are those of the benchmark protocol: `small` (9 M parameters) and `paper` (35.7 M), 32 x 32 images, batch 128, on the
 device. Every row has a process of its own. All of them get ready side by side; then they are measured one after the other,

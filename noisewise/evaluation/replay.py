@@ -127,7 +127,7 @@ class _Recording:
 
     def __init__(self, call: Callable[..., Any], inputs: tuple[Tensor | None, ...], pool: Any) -> None:
         # here, because the trainer's packages are not needed without a GPU
-        from noisewise.training.fast.graphs import recover_generator, waiting_is_an_error
+        from noisewise.training.fast.recording import recover, waiting_is_an_error
 
         self.inputs = [None if value is None else value.clone() for value in inputs]
         device = next(value.device for value in inputs if value is not None)
@@ -146,7 +146,7 @@ class _Recording:
                     with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                         self.output = _tensor(call(*self.inputs))
                 except BaseException:
-                    recover_generator(device)
+                    recover(device, pool)
                     raise
                 finally:
                     torch.clear_autocast_cache()

@@ -104,7 +104,7 @@ class ImageSet:
         values = images.cpu().numpy()
         if self.format == "png":
             for number, image in zip(chunk, values, strict=True):
-                picture = Image.fromarray(image.transpose(1, 2, 0).squeeze())
+                picture = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
                 _atomically(self.image_file(number), partial(picture.save, format="PNG"))
         else:
             _atomically(self.chunk_file(chunk), lambda path: _save_array(path, values))
@@ -171,6 +171,11 @@ def image_set(
         raise ValueError(f"label {label} is not one of the model's {trained.classes} classes (from 0)")
     if guidance != 1 and not trained.classes:
         raise ValueError("guidance needs a model that was trained with classes (model.conditional); leave it at 1")
+    if guidance != 1 and not trained.config.model.label_dropout:
+        raise ValueError(
+            "guidance needs a model that was also trained without classes, and this one has seen them always "
+            "(model.label_dropout=0); leave it at 1"
+        )
     if not 0 <= interval[0] <= interval[1] <= 1:
         raise ValueError(f"interval must be two values of u with 0 <= low <= high <= 1, got {interval}")
     solver = solver or default_solver(trained.objective.process)

@@ -11,6 +11,11 @@ from torch import nn
 from noisewise import distributed
 from noisewise.training.config import Config
 
+KEPT = (
+    "this process has used another one before, and Accelerate keeps device and precision for the life of a process: give the "
+    "same, or train in a process of its own"
+)
+
 
 def make_accelerator(config: Config, project: str | None = None) -> Accelerator:
     """The device, processes and precision that a configuration asks for."""
@@ -25,12 +30,19 @@ def make_accelerator(config: Config, project: str | None = None) -> Accelerator:
     if precision == "fp16" and config.parallel == "fsdp":
         raise ValueError("precision=fp16 is not supported with parallel=fsdp; use bf16")
     trackers = config.log.trackers if project else []
-    accelerator = Accelerator(
-        cpu=on_cpu,
-        mixed_precision="no" if precision == "fp32" else precision,
-        log_with=list(trackers) or None,
-        project_config=ProjectConfiguration(project, str(Path(project) / "trackers")) if project else None,
-    )
+    try:
+        accelerator = Accelerator(
+            cpu=on_cpu,
+            mixed_precision="no" if precision == "fp32" else precision,
+            log_with=list(trackers) or None,
+            project_config=ProjectConfiguration(project, str(Path(project) / "trackers")) if project else None,
+        )
+    except ValueError as error:
+        if "already been initialized" in str(error):
+            raise ValueError(f"precision={precision}: {KEPT}") from None
+        raise
+    if accelerator.device.type != ("cpu" if on_cpu else "cuda"):
+        raise ValueError(f"device={'cpu' if on_cpu else 'cuda'}: {KEPT}")
     missing = set(trackers) - {str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with}
     if missing:
         raise ValueError(

@@ -18,7 +18,7 @@ from noisewise.evaluation.solvers import Solver
 from noisewise.evaluation.trained import load_trained, placed
 from noisewise.training.config import CheckpointConfig, ModelConfig
 from noisewise.training.data import Synthetic
-from noisewise.training.fast.graphs import waiting_is_an_error
+from noisewise.training.fast.recording import waiting_is_an_error
 from noisewise.training.models import UNet, with_labels
 from noisewise.training.run import train
 from tests.training.tiny import tiny

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -243,3 +244,21 @@ def test_bad_settings_are_named_before_anything_is_written(trained, tmp_path):
         with pytest.raises(ValueError, match=message):
             make(trained, tmp_path / "set", **{"count": 2, **settings})
     assert not (tmp_path / "set").exists()
+
+
+@FORMATS
+@pytest.mark.parametrize("shape", [(3, 1, 16), (3, 16, 1), (1, 1, 5), (1, 6, 4), (4, 3, 2)])
+def test_pictures_of_any_size_come_back_as_they_were(trained, tmp_path, format, shape):
+    images = image_set(trained, tmp_path, 2, solver=SOLVER, chunk=2, format=format)
+    values = torch.arange(2 * np.prod(shape)).view(2, *shape).to(torch.uint8)
+    images.write(range(2), values)
+    assert torch.equal(images.read(range(2)), values)
+    if format == "png":
+        assert Image.open(images.image_file(0)).size == (shape[2], shape[1])
+
+
+def test_guidance_needs_a_model_that_was_trained_without_classes_too(trained, tmp_path):
+    always = replace(trained.config, model=replace(trained.config.model, label_dropout=0.0))
+    with pytest.raises(ValueError, match=r"has seen them always \(model.label_dropout=0\)"):
+        image_set(replace(trained, classes=10, config=always), tmp_path, 2, guidance=2.0)
+    image_set(replace(trained, classes=10, config=always), tmp_path, 2, guidance=1.0)

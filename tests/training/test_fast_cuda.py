@@ -1,5 +1,7 @@
 """The fast path on a GPU: fused kernels against torch's, recorded steps against plain ones, resuming, and falling back."""
 
+import random
+
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -16,7 +18,7 @@ from noisewise.training.parallel import make_accelerator
 from noisewise.training.parts import build_parts
 from noisewise.training.trainer import Trainer
 from tests.training.test_cuda import SometimesNaN
-from tests.training.tiny import differing, tensors
+from tests.training.tiny import Own, differing, tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 UNET = '--model.options={"channels": 32, "multipliers": [1, 2], "blocks": 1, "attention": [4], "dropout": 0.0}'
@@ -319,7 +321,23 @@ def test_where_our_kernels_do_not_run_the_plain_path_is_without_them(uncompiled,
     assert "the plain path" in told[-1]
 
 
-def test_a_recording_that_fails_half_way_does_not_break_the_generator(uncompiled, monkeypatch):
+class Chancy(Own):
+    """Leaves its layers out by chance, as the host decides."""
+
+    def forward(self, x, time):
+        return super().forward(x, time) if random.random() < 0.9 else x
+
+
+def test_a_model_that_decides_by_chance_on_the_host_trains_on_the_plain_path(uncompiled):
+    told: list[str] = []
+    made = trainer("--sampler=uniform", model=Chancy(), told=told)
+    for _ in made.run():
+        pass
+    assert not made.arithmetic.ready
+    assert "the model decides by chance on the host (random)" in told[-1]
+
+
+def test_a_recording_that_fails_half_way_breaks_neither_generator_nor_allocator(uncompiled, monkeypatch):
     from noisewise.training.fast import graphs
 
     monkeypatch.setattr(graphs, "waiting_is_an_error", lambda: torch.enable_grad())
@@ -328,6 +346,11 @@ def test_a_recording_that_fails_half_way_does_not_break_the_generator(uncompiled
     rows = [row for row in made.run() if row]
     assert rows[-1]["step"] == 40
     assert torch.randn(3, device="cuda").isfinite().all()
+    large = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    cached = torch.cuda.memory_reserved()
+    del large
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= cached - 2**28, "as if it were still recording"
 
 
 @pytest.mark.slow

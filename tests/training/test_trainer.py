@@ -12,6 +12,7 @@ from noisewise.diagnostics import mean_density
 from noisewise.training.checkpoint import CheckpointError
 from noisewise.training.config import EMAConfig, ModelConfig, OptimizerConfig
 from noisewise.training.guard import Diverged
+from noisewise.training.parallel import make_accelerator
 from tests.samplers.specs import ALL_SPECS, LEARNERS
 from tests.training.tiny import DIT, advance, differing, own, saved, tensors, tiny, trainer_of
 
@@ -270,6 +271,34 @@ def test_steps_that_keep_failing_raise_with_the_timesteps_and_the_last_checkpoin
     again.load(good)
     advance(again, 12)
     assert int(again.guard.skipped) == 0
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "adaptive", "mix:of=adaptive,floor=0.1"])
+def test_how_many_steps_may_fail_is_the_same_for_every_sampler(sampler):
+    config = tiny(model=own("Poisoned", high=1000), sampler=sampler, steps=300, max_bad_steps=120)
+    trainer = trainer_of(config)
+    with pytest.raises(Diverged, match="120 steps in a row"):
+        advance(trainer, 300)
+    own_limit = trainer_of(replace(config, sampler="adaptive:max_bad_steps=10"))
+    with pytest.raises(FloatingPointError, match="last 10 steps"):
+        advance(own_limit, 300)
+
+
+def test_a_model_without_a_place_for_withheld_classes_is_refused_before_the_first_step():
+    model = replace(own("Classed", more=0), conditional=True, label_dropout=0.001)
+    with pytest.raises(ValueError, match=r"fails with the label 10.*must take 11 labels, or --model.label_dropout 0"):
+        trainer_of(tiny(model=model)).warm_up()
+    for fine in (replace(model, label_dropout=0.0), replace(model, options={"more": 1})):
+        advance(trainer_of(tiny(model=fine)), 12)
+
+
+def test_another_device_or_precision_in_one_process_is_an_error(monkeypatch):
+    make_accelerator(tiny())
+    with pytest.raises(ValueError, match=r"precision=bf16: this process has used another one before"):
+        make_accelerator(tiny(precision="bf16"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ValueError, match=r"device=cuda: this process has used another one before.*a process of its own"):
+        make_accelerator(tiny(device="cuda"))
 
 
 def test_the_message_names_only_the_timesteps_that_failed():

@@ -85,6 +85,17 @@ class Own(nn.Module):
         return self.out(self.dropout(torch.relu(self.into(torch.cat([x, plane], 1)))))
 
 
+class Classed(Own):
+    """Has a place for each class, and for `more`."""
+
+    def __init__(self, classes: int, more: int = 1) -> None:
+        super().__init__()
+        self.table = nn.Embedding(classes + more, 1)
+
+    def forward(self, x: Tensor, time: Tensor, labels: Tensor) -> Tensor:
+        return super().forward(x, time) + self.table(labels)[:, :, None, None]
+
+
 class Normed(Own):
     """Keeps running statistics of what it is given."""
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from noisewise.samplers import Draw
+from noisewise.training.fast.recording import host_chance_is_an_error, recover, waiting_is_an_error
 from noisewise.training.fast.update import FusedMove, fused_move
 from noisewise.training.models import with_labels
 from noisewise.training.step import Step
@@ -63,25 +64,26 @@ class GraphedStep(Step):
         # on a stream of its own from the first step on: autograd remembers the stream on which a parameter was first used
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        gradients, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        gradients, update, pool = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         with torch.cuda.stream(stream), repeatable_kernels():
             self._first_gradients()
             for _ in range(WARM_UP):
                 self._gradients()
                 self._update()
-            with waiting_is_an_error():  # what waits cannot be recorded, and a recording that fails is hard to recover from
+            # what waits cannot be recorded, and a recording that fails is hard to recover from
+            with waiting_is_an_error(), host_chance_is_an_error():
                 self._gradients()
                 self._update()
             try:
                 self.fused = self._fused_move()
                 self._update()  # for kernels are compiled and loaded outside of a recording
-                with torch.cuda.graph(gradients, stream=stream, capture_error_mode=MODE):
+                with torch.cuda.graph(gradients, pool=pool, stream=stream, capture_error_mode=MODE):
                     self._gradients()
                 self.fused = self.in_graph = self._fused_move()  # with gradients where the graph will write them
-                with torch.cuda.graph(update, pool=gradients.pool(), stream=stream, capture_error_mode=MODE):
+                with torch.cuda.graph(update, pool=pool, stream=stream, capture_error_mode=MODE):
                     self._update()
             except Exception:
-                recover_generator(self.device)
+                recover(self.device, pool)
                 raise
             finally:
                 self.fused = None  # not for steps outside of graphs, whose gradients lie elsewhere
@@ -218,26 +220,3 @@ def fixed_order() -> Iterator[None]:
     finally:
         torch.set_deterministic_debug_mode(before)
         switches.fill_uninitialized_memory = fill
-
-
-@contextmanager
-def waiting_is_an_error() -> Iterator[None]:
-    """In the block, anything that makes the host wait for the device raises."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
-def recover_generator(device: torch.device) -> None:
-    """A recording that failed may leave torch's generator believing that it still goes on: then give it a state that does not.
-
-    Only then, as this has a price: graphs recorded before would read the old state, and its seed, for good.
-    """
-    try:
-        torch.rand((), device=device)
-    except RuntimeError:
-        generator = torch.cuda.default_generators[device.index or 0]
-        generator.graphsafe_set_state(generator.clone_state())
