@@ -8,7 +8,8 @@ folder in `--out`, and `noisewise report OUT` draws them. Besides:
 
 - methods have names (below); `--methods` takes names and specs, separated by commas;
 - evaluations are copied to `--json` as they are made, a row each: distance, held-out loss by noise level, density and objective
-  by level, steps a second, seconds, configuration, environment. A failed run leaves a row with its reason;
+  by level, also at some moments before if they change, steps a second, seconds, configuration, environment. A failed run leaves
+  a row with its reason;
 - runs that a file of earlier rows (`--done`, and `--json` itself) shows at the end of their budget are not made again;
 - after `--limit-seconds` all runs save and end, at once unless they compile; the same command goes on with them while `--out`
   is there. An evaluation that was cut is made again then, so leave time for the last ones;
@@ -24,7 +25,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -68,6 +69,7 @@ METHODS = {
     "adaptive": "adaptive",  # the default: loss-weighted-unbiased with stratified draws and a larger floor
 }
 COPIED = ("density_by_level", "objective_by_level", "effective_share")  # from the row of training before an evaluation
+MOMENTS = 10  # of what is drawn between two evaluations, if it changes; the last is that of the evaluation itself
 ASKED = ("name", "process", "prediction", "sampler", "seed", "steps", "settings", "images")  # what tells a run from others
 ELSEWHERE = ("out", "data", "device", "fast", "compile", "log", "checkpoint")  # settings that change no result beyond rounding
 PAUSE = 3.0  # seconds between two looks at the runs
@@ -275,16 +277,24 @@ def rows_of(outcome: Outcome) -> list[dict[str, Any]]:
     """A row for each evaluation, and one for a failure."""
     training = outcome.metrics()
     settings = {"config": plain(outcome.config), "environment": outcome.environment()}
-    rows = [{**evaluation_row(one, training), **settings} for one in outcome.evaluations]
+    starts = [0, *(one.step for one in outcome.evaluations)]
+    rows = [
+        {**evaluation_row(one, [row for row in training if start < row["step"] <= one.step]), **settings}
+        for start, one in zip(starts, outcome.evaluations, strict=False)
+    ]
     if outcome.status == "failed" and outcome.failure is not None:
         rows.append({"failed": outcome.failure.message, "step": outcome.failure.step, "log": outcome.failure.log, **settings})
     return rows
 
 
-def evaluation_row(one: Evaluation, training: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """An evaluation with its mean loss, its speed, and what the last row of training before it says of the draws."""
-    before = [row for row in training if row["step"] <= one.step]
-    drawn = {name: before[-1].get(name) for name in COPIED} if before else {}
+def evaluation_row(one: Evaluation, before: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """An evaluation with its mean loss, its speed, and what the rows of training since the one before it say of the draws."""
+    drawn: dict[str, Any] = {name: before[-1].get(name) for name in COPIED} if before else {}
+    if any(row.get(COPIED[0]) != drawn[COPIED[0]] for row in before):
+        every = -(-len(before) // MOMENTS)
+        drawn["through"] = [
+            {name: row.get(name) for name in ("step", "seconds", *COPIED)} for row in before[:-1][every - 1 :: every]
+        ]
     row = {name: value for name, value in one.row().items() if name not in ("kind", "picture")}
     speed = round(one.step / one.seconds, 3) if one.seconds else None
     return {**row, "loss": one.loss, "steps_per_second": speed, **drawn}

@@ -4,8 +4,8 @@
     noisewise report out/field --figures out/figures
 
 A run that several sessions have begun is that of the session which got farthest, of several such with the most evaluations, of
-several such the newest. Rows have what evaluations found and what the sampler drew at that moment; curves of training between
-evaluations, and pictures, are not there.
+several such the newest. Rows have what evaluations found and what the sampler drew at that moment, newer ones also at some
+moments before; curves of training between evaluations, and pictures, are not there.
 
 Seconds of runs that shared a GPU mean nothing. With `--cost FILE`, rows of method_cost.py, each run gets the seconds that
 its steps take alone: a step of uniform, times what was measured for its sampler.
@@ -100,7 +100,10 @@ def timed(row: dict[str, Any], step_seconds: float) -> dict[str, Any]:
     """A row with the seconds of its steps alone."""
     if "step" not in row or row["step"] is None:
         return row
-    return {**row, "seconds": row["step"] * step_seconds, "steps_per_second": round(1 / step_seconds, 3)}
+    found = {**row, "seconds": row["step"] * step_seconds, "steps_per_second": round(1 / step_seconds, 3)}
+    if "through" in row:
+        found["through"] = [timed(one, step_seconds) for one in row["through"]]
+    return found
 
 
 def write_run(folder: Path, rows: list[dict[str, Any]]) -> str:
@@ -113,8 +116,11 @@ def write_run(folder: Path, rows: list[dict[str, Any]]) -> str:
     (run / "environment.jsonl").write_text(json.dumps(first["environment"]) + "\n")
     with (run / "metrics.jsonl").open("w") as file:
         for row in sorted((row for row in rows if "share" in row), key=lambda row: row["share"]):
-            file.write(json.dumps({key: row[key] for key in TRAINING if key in row}) + "\n")
-            file.write(json.dumps({**row, "kind": "evaluation"}) + "\n")
+            for one in (*row.get("through", ()), row):
+                file.write(json.dumps({key: one[key] for key in TRAINING if key in one}) + "\n")
+            file.write(
+                json.dumps({key: value for key, value in row.items() if key != "through"} | {"kind": "evaluation"}) + "\n"
+            )
     for row in rows:
         if "failed" in row:
             failure = {"message": row["failed"], "step": row["step"], "log": row.get("log", "")}

@@ -13,7 +13,7 @@ import torch
 from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, Objective, build
 from noisewise.spec import SpecError
 from noisewise.study.budget import with_budget
-from noisewise.study.outcome import read_comparison
+from noisewise.study.outcome import Evaluation, read_comparison
 from noisewise.study.report.page import write_report
 from noisewise.study.summary import summarise
 from noisewise.training.config import EMAConfig
@@ -281,6 +281,28 @@ def test_runs_rebuilt_from_rows_are_those_that_the_rows_came_from(benchmark, tmp
         )
         assert [replace(one, picture=None) for one in old.evaluations] == new.evaluations
     assert write_report(tmp_path / "again", None).is_file()
+
+
+def test_a_density_that_changes_is_kept_at_some_moments_before_an_evaluation(benchmark, tmp_path):
+    field, rebuild = benchmark("field"), benchmark("rebuild")
+    end = Evaluation(share=1.0, step=2500, seconds=25.0, images=64, metric="fid", distance=5.0, held_out=[1.0])
+
+    def training(density):
+        levels = {"objective_by_level": [1.0], "effective_share": 1.0}
+        return [{"step": k, "seconds": k / 100, "density_by_level": density(k), **levels} for k in range(100, 2501, 100)]
+
+    assert "through" not in field.evaluation_row(end, training(lambda step: [1.0]))
+    row = field.evaluation_row(end, training(lambda step: [float(step)]))
+    assert [one["step"] for one in row["through"]] == list(range(300, 2401, 300))
+    assert [one["density_by_level"][0] for one in row["through"]] == list(range(300, 2401, 300))
+    assert row["density_by_level"] == [2500.0]
+    timed = rebuild.timed(row, 0.5)
+    assert [one["seconds"] for one in timed["through"]] == [one["step"] / 2 for one in row["through"]]
+    run = {**row, "seed": 0, "sampler": "adaptive", "config": {"out": "one", "sampler": "adaptive"}, "environment": {}}
+    rebuild.write_run(tmp_path, [run])
+    lines = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
+    steps = [*range(300, 2401, 300), 2500]
+    assert [(line["step"], line.get("kind")) for line in lines] == [*((k, None) for k in steps), (2500, "evaluation")]
 
 
 def test_what_the_report_calls_better_is_what_the_page_of_results_says(benchmark, tmp_path):
