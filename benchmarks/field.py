@@ -279,7 +279,7 @@ def rows_of(outcome: Outcome) -> list[dict[str, Any]]:
     settings = {"config": plain(outcome.config), "environment": outcome.environment()}
     starts = [0, *(one.step for one in outcome.evaluations)]
     rows = [
-        {**evaluation_row(one, [row for row in training if start < row["step"] <= one.step]), **settings}
+        {**evaluation_row(one, [row for row in training if row["step"] <= one.step], start), **settings}
         for start, one in zip(starts, outcome.evaluations, strict=False)
     ]
     if outcome.status == "failed" and outcome.failure is not None:
@@ -287,13 +287,14 @@ def rows_of(outcome: Outcome) -> list[dict[str, Any]]:
     return rows
 
 
-def evaluation_row(one: Evaluation, before: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """An evaluation with its mean loss, its speed, and what the rows of training since the one before it say of the draws."""
+def evaluation_row(one: Evaluation, before: Sequence[dict[str, Any]], start: int) -> dict[str, Any]:
+    """An evaluation with its mean loss, its speed, and what the rows of training before it say of the draws since `start`."""
     drawn: dict[str, Any] = {name: before[-1].get(name) for name in COPIED} if before else {}
-    if any(row.get(COPIED[0]) != drawn[COPIED[0]] for row in before):
-        every = -(-len(before) // MOMENTS)
+    since = [row for row in before if row["step"] > start]
+    if any(row.get(COPIED[0]) != drawn[COPIED[0]] for row in since):
+        every = -(-len(since) // MOMENTS)
         drawn["through"] = [
-            {name: row.get(name) for name in ("step", "seconds", *COPIED)} for row in before[:-1][every - 1 :: every]
+            {name: row.get(name) for name in ("step", "seconds", *COPIED)} for row in since[:-1][every - 1 :: every]
         ]
     row = {name: value for name, value in one.row().items() if name not in ("kind", "picture")}
     speed = round(one.step / one.seconds, 3) if one.seconds else None

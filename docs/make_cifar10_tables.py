@@ -63,7 +63,7 @@ def every_method_table() -> list[str]:
     uniform = runs["uniform", 0][1.0]
     lines = ["| method | spec | FID | over `uniform` |", "|---|---|---|---|"]
     for (spec, _), curve in sorted(runs.items(), key=lambda run: run[1][1.0]):
-        lines.append(f"| {names[spec]} | `{spec}` | {curve[1.0]:.1f} | {curve[1.0] / uniform:.2f} |")
+        lines.append(f"| {names.get(spec, '')} | `{spec}` | {curve[1.0]:.1f} | {curve[1.0] / uniform:.2f} |")
     return lines
 
 

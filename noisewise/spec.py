@@ -14,7 +14,7 @@ Grammar: term ("+" term)*, term = name [":" key=value ("," key=value)*], value =
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, get_args
@@ -184,10 +184,22 @@ def _plain_settings(term: Term, maker: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _kinds(parameter: inspect.Parameter) -> tuple[Any, ...]:
-    """The types a setting may have, or the words of a Literal; that of its default, if it has no annotation."""
-    if parameter.annotation is parameter.empty:
-        return (type(parameter.default),)
-    return get_args(parameter.annotation) or (parameter.annotation,)
+    """The types a setting may have, and the values of a Literal; without an annotation those of its default, or numbers."""
+    if parameter.annotation is not parameter.empty:
+        return tuple(_flat(parameter.annotation))
+    kind = type(parameter.default)
+    return (kind,) if kind in (bool, str) else (float, *((NoneType,) if kind is NoneType else ()))
+
+
+def _flat(annotation: Any) -> Iterator[Any]:
+    """The types and values inside a union, at any depth."""
+    inner = get_args(annotation)
+    if annotation is Any:
+        yield float
+    for one in inner:
+        yield from _flat(one)
+    if not inner:
+        yield annotation
 
 
 def _value(key: str, text: str, kinds: tuple[Any, ...]) -> Any:
@@ -196,7 +208,7 @@ def _value(key: str, text: str, kinds: tuple[Any, ...]) -> Any:
     if str in kinds:
         return text
     words: dict[str, Any] = {"true": True, "false": False} if bool in kinds else {}
-    words |= {kind: kind for kind in kinds if isinstance(kind, str)}
+    words |= {str(kind): kind for kind in kinds if isinstance(kind, (str, int))}  # of a Literal
     if NoneType in kinds:
         words["none"] = None
     if text in words:

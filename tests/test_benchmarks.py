@@ -291,8 +291,10 @@ def test_a_density_that_changes_is_kept_at_some_moments_before_an_evaluation(ben
         levels = {"objective_by_level": [1.0], "effective_share": 1.0}
         return [{"step": k, "seconds": k / 100, "density_by_level": density(k), **levels} for k in range(100, 2501, 100)]
 
-    assert "through" not in field.evaluation_row(end, training(lambda step: [1.0]))
-    row = field.evaluation_row(end, training(lambda step: [float(step)]))
+    assert "through" not in field.evaluation_row(end, training(lambda step: [1.0]), 0)
+    late = field.evaluation_row(end, training(lambda step: [float(step)]), 2500)
+    assert (late["density_by_level"], "through" in late) == ([2500.0], False), "evaluated twice between two log points"
+    row = field.evaluation_row(end, training(lambda step: [float(step)]), 0)
     assert [one["step"] for one in row["through"]] == list(range(300, 2401, 300))
     assert [one["density_by_level"][0] for one in row["through"]] == list(range(300, 2401, 300))
     assert row["density_by_level"] == [2500.0]

@@ -144,10 +144,11 @@ def test_what_is_said_of_every_method_is_that_of_the_rows():
     assert f"at {repaired} times" in card
     assert f"**SpeeD** ({ratio['speed-released']} and {ratio['speed-derived']})" in page
     assert f"{ratio['speed-released']} (as released) and {ratio['speed-derived']} times its FID" in speed
-    assert all(
-        f"{statistics.fmean(last[n]['held_out'][45:]) / statistics.fmean(uniform['held_out'][45:]):.1f}" in ("1.5", "1.6")
-        for n in ("speed-released", "speed-derived")
-    )
+    tails = [
+        statistics.fmean(last[name]["held_out"][45:]) / statistics.fmean(uniform["held_out"][45:])
+        for name in ("speed-derived", "speed-released")
+    ]
+    assert f"the loss in their last tenth ended {tails[0]:.1f} and {tails[1]:.1f} times uniform's" in speed
     for name in ("adaptive-paper", "loss-moment", "gradient-variance"):
         assert last[name]["vlb"] < uniform["vlb"]
         assert last[name]["loss"] < uniform["loss"], "as the page says of the three"

@@ -1,6 +1,6 @@
 """Spec strings: what is documented builds, and what is wrong is explained."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -125,11 +125,14 @@ def test_the_types_of_settings_are_read_from_their_annotations(monkeypatch):
             shape: Literal["flat", "round"] = "flat",
             flag=False,
             plain=1,
+            limit=None,
+            anything: Any = 0,
+            which: Literal[1, 2] | None = None,
             **common,
         ):
             super().__init__(process, **common)
             self.word, self.path, self.inner, self.by, self.number, self.plain = word, path, inner, by, number, plain
-            self.shape, self.flag = shape, flag
+            self.shape, self.flag, self.limit, self.anything, self.which = shape, flag, limit, anything, which
 
     monkeypatch.setitem(SAMPLERS, "own", Own)
     sampler = build(
@@ -137,6 +140,9 @@ def test_the_types_of_settings_are_read_from_their_annotations(monkeypatch):
     ).sampler
     assert (sampler.word, sampler.path, sampler.number, sampler.plain) == ("5", "b.npy", 4, 7)
     assert (sampler.shape, sampler.flag) == ("round", True)
+    other = build("own:plain=0.5,limit=2,anything=3.5,which=2", process()).sampler
+    assert (other.plain, other.limit, other.anything, other.which) == (0.5, 2, 3.5, 2)
+    assert build("own:limit=none,which=none", process()).sampler.which is None
     assert isinstance(sampler.inner, SpeeD)
     torch.testing.assert_close(weights_of(sampler.by), weights_of(MinSNR(2.0)) * weights_of(WEIGHTINGS["p2"]()))
     for wrong, message in [
@@ -144,11 +150,23 @@ def test_the_types_of_settings_are_read_from_their_annotations(monkeypatch):
         ("number=none", "expected a number$"),
         ("shape=square", "expected flat or round$"),
         ("flag=1", "expected true or false$"),
+        ("which=3", "expected 1 or 2 or none$"),
+        ("limit=b", "expected a number or none$"),
         ("inner=minsnr", "a sampler alone"),
         ("by=speed", "names the sampler"),
     ]:
         with pytest.raises(SpecError, match=message):
             build(f"own:{wrong}", process())
+
+
+def test_a_setting_that_must_be_given_and_has_no_annotation_is_a_number(monkeypatch):
+    class Own(Sampler):
+        def __init__(self, process, need, **common):
+            super().__init__(process, **common)
+            self.need = need
+
+    monkeypatch.setitem(SAMPLERS, "own", Own)
+    assert build("own:need=0.3", process()).sampler.need == 0.3
 
 
 def test_annotations_that_cannot_be_found_are_said_to_be_so(monkeypatch):

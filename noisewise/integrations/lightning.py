@@ -21,7 +21,7 @@ does. With accumulation the hook comes once for several batches, which is when t
 import importlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import cache, wraps
 from importlib.util import find_spec
@@ -39,7 +39,7 @@ from noisewise.weighting import NoWeight, Weighting
 
 PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch_lightning"}
 """Where a Callback class may come from, and the distribution that brings it."""
-RUN = ("_trainer", "_pending", "_block", "_stepped", "_unhook", "_ever_drawn", "_trained")
+RUN = ("_trainer", "_pending", "_block", "_stepped", "_unhook", "_ever_drawn", "_trained", "_listed")
 """What belongs to one run of a trainer: new in every run and every copy."""
 NOTHING_DRAWN = (
     "TimestepCallback is among the callbacks, but training_step drew nothing through it: call draw = timesteps.sample(x0) "
@@ -83,6 +83,7 @@ class TimestepCallback:
         self._unhook: Callable[[], None] | None = None
         self._ever_drawn = False
         self._trained: set[int] | None = None
+        self._listed = trainer is not None and _is_among(self, trainer.callbacks)
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = {name: value for name, value in vars(self).items() if name not in RUN}  # copies of a module copy no trainer
@@ -127,11 +128,13 @@ class TimestepCallback:
 
     def drop(self) -> None:
         """Forget the last draw, before a `training_step` that returns None."""
-        self._pending.drop()
+        if self._trainer is None or self._in_training():
+            self._pending.drop()
 
     def _in_training(self) -> bool:
         """Whether what is drawn now is trained on: tuners take the callbacks away for their trials, and put the model back."""
-        return self._trainer.training and any(one is self for one in self._trainer.callbacks)
+        taken_away = self._listed and not _is_among(self, self._trainer.callbacks)
+        return self._trainer.training and not taken_away
 
     # What Lightning calls -------------------------------------------------------------------------------------------
 
@@ -249,6 +252,10 @@ class TimestepCallback:
         except type(stopped) as raised:
             if raised is not stopped:
                 raise
+
+
+def _is_among(one: Any, others: Iterable[Any]) -> bool:
+    return any(other is one for other in others)
 
 
 def _leaves(losses: Tensor) -> set[int]:

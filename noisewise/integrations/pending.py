@@ -28,7 +28,7 @@ class Pending:
         self.latest: Draw | None = None  # the same, and still there when its losses are
         self.draws: list[Draw] = []
         self.losses: list[Tensor] = []
-        self.loss_at: LossAt | None = None
+        self.probes: list[LossAt | None] = []
 
     def check_may_draw(self) -> None:
         """An error if the losses of the last draw were never handed over."""
@@ -46,7 +46,7 @@ class Pending:
     def drop(self) -> None:
         """Forget the last draw, and its losses if they were handed over: its batch is not trained on."""
         if self.waiting is None and self.draws and self.draws[-1] is self.latest:
-            del self.draws[-1], self.losses[-1]
+            del self.draws[-1], self.losses[-1], self.probes[-1]
         self.waiting = self.latest = None
 
     def add(self, draw: Draw, losses: Tensor, loss_at: LossAt | None) -> None:
@@ -61,11 +61,11 @@ class Pending:
         self.waiting = None
         self.draws.append(draw)
         self.losses.append(losses.detach().float())
-        self.loss_at = loss_at
+        self.probes.append(loss_at)
 
     def take(self) -> tuple[list[Draw], list[Tensor], LossAt | None]:
         """All that was handed over since the last call, and the last batch's `loss_at`."""
-        taken = self.draws, self.losses, self.loss_at
+        taken = self.draws, self.losses, self.probes[-1] if self.probes else None
         self.clear()
         return taken
 

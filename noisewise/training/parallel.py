@@ -12,8 +12,8 @@ from noisewise import distributed
 from noisewise.training.config import Config
 
 KEPT = (
-    "this process has used another one before, and Accelerate keeps device and precision for the life of a process: give the "
-    "same, or train in a process of its own"
+    "this process has used others before (or an environment variable of Accelerate asks for them), and Accelerate keeps device "
+    "and precision for the life of a process: give the same, or train in a process of its own"
 )
 
 
@@ -39,10 +39,10 @@ def make_accelerator(config: Config, project: str | None = None) -> Accelerator:
         )
     except ValueError as error:
         if "already been initialized" in str(error):
-            raise ValueError(f"precision={precision}: {KEPT}") from None
+            raise ValueError(f"device={config.device}, precision={precision}: {KEPT}") from None
         raise
-    if accelerator.device.type != ("cpu" if on_cpu else "cuda"):
-        raise ValueError(f"device={'cpu' if on_cpu else 'cuda'}: {KEPT}")
+    if config.device not in ("auto", accelerator.device.type):
+        raise ValueError(f"device={config.device}, precision={precision}: {KEPT}")
     missing = set(trackers) - {str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with}
     if missing:
         raise ValueError(

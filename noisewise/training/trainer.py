@@ -73,8 +73,8 @@ class Trainer:
         recipe = build(config.sampler, self.objective.process, objective=self.objective, seed=config.seed)
         self.sampler, self.weighting = recipe.sampler.to(self.device), recipe.weighting.to(self.device)
         for part in self.sampler.modules():
-            if isinstance(part, Learner) and "max_bad_steps" not in config.sampler:  # else the sampler would stop before us
-                part.max_bad_steps = max(part.max_bad_steps, config.max_bad_steps)
+            if isinstance(part, Learner) and "max_bad_steps" not in config.sampler:  # we know more, and look when we log
+                part.max_bad_steps = max(part.max_bad_steps, config.max_bad_steps + config.log.every)
         against = why_not(config, accelerator, self.model)
         if config.fast == "always" and against is not None:
             raise ValueError(f"fast=always, but the fast path cannot be taken: {against}")
@@ -205,36 +205,36 @@ class Trainer:
         if arithmetic.ready and arithmetic.unrepeatable is not None:
             self.tell(f"a resumed run will be the same up to rounding, not bit for bit: {arithmetic.unrepeatable}")
 
-    def _zeros(self) -> Tensor:
-        """A micro-batch of this process."""
-        return torch.zeros(self.micro_batch // distributed.world_size(), *self.parts.source.shape, device=self.device)
-
     def _try_no_class(self) -> None:
         """The label of withheld classes comes up rarely, so it may be long until a model without a place for it fails."""
-        x0, classes = self._zeros(), self.parts.classes
-        labels = torch.full((len(x0),), classes, device=self.device)
-        self.network.train()
-        try:
-            with preserved_buffers(self.model), torch.set_grad_enabled(self.config.compile):  # as it is compiled for training
-                self.call(x0, torch.zeros(len(x0), device=self.device), labels)
-                self._wait()
-        except (IndexError, RuntimeError) as error:
-            raise ValueError(
-                f"the model fails with the label {classes}, which stands for a withheld class (model.label_dropout "
-                f"{self.config.model.label_dropout}): it must take {classes + 1} labels, or --model.label_dropout 0. "
-                f"It said: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
-            ) from error
+        classes = self.parts.classes
+        with preserved_buffers(self.model), torch.set_grad_enabled(self.config.compile):  # as it is compiled for training
+            self._losses_with(0)  # what fails with any label is said as it is
+            try:
+                self._losses_with(classes)
+            except torch.OutOfMemoryError:
+                raise
+            except (IndexError, RuntimeError) as error:
+                raise ValueError(
+                    f"the model fails with the label {classes}, which stands for a withheld class (model.label_dropout "
+                    f"{self.config.model.label_dropout}): it must take {classes + 1} labels, or --model.label_dropout 0. "
+                    f"It said: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+                ) from error
 
     def _try_out(self) -> None:
         """A forward and backward pass."""
-        x0 = self._zeros()
-        count = len(x0)
-        labels = torch.zeros(count, dtype=torch.int64, device=self.device) if self.parts.classes else None
-        self.network.train()
         with preserved_buffers(self.model):
-            u = torch.linspace(0.1, 0.9, count, device=self.device)
-            self.accelerator.backward(self.loss_at(x0, labels)(slice(None), u).mean())
+            self.accelerator.backward(self._losses_with(0).mean())
         self.arithmetic.drop_gradients()
+
+    def _losses_with(self, label: int) -> Tensor:
+        """Of a micro-batch of zeros of this process."""
+        x0 = torch.zeros(self.micro_batch // distributed.world_size(), *self.parts.source.shape, device=self.device)
+        labels = torch.full((len(x0),), label, device=self.device) if self.parts.classes else None
+        self.network.train()
+        losses = self.loss_at(x0, labels)(slice(None), torch.linspace(0.1, 0.9, len(x0), device=self.device))
+        self._wait()
+        return losses
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

@@ -398,14 +398,16 @@ def test_batches_may_be_skipped(lightning):
 
 @pytest.mark.parametrize("skipped", [0, 1, 3])
 @pytest.mark.parametrize("handed_over", [True, False])
-def test_a_skipped_batch_leaves_those_that_were_accumulated(lightning, skipped, handed_over):
-    module = module_of(lightning, "adaptive")
+@pytest.mark.parametrize("name", ["adaptive", "reinforce"])
+def test_a_skipped_batch_leaves_those_that_were_accumulated(lightning, name, skipped, handed_over):
+    module = module_of(lightning, name)
     honest, seen, learn = module.training_step, [], module.timesteps.sampler.feedback
     module.timesteps.sampler.feedback = lambda draw, *rest: seen.append(len(draw.u)) or learn(draw, *rest)
 
     def training_step(batch, batch_idx):
         if batch_idx % 4 != skipped:
             return honest(batch, batch_idx)
+        batch = [batch[0][:3]]  # a probe of it would have too few rows
         if handed_over:
             honest(batch, batch_idx)
         else:
@@ -416,6 +418,45 @@ def test_a_skipped_batch_leaves_those_that_were_accumulated(lightning, skipped, 
     module.training_step = training_step
     trainer_of(lightning, max_epochs=1, accumulate_grad_batches=4).fit(module)
     assert seen == [3 * BATCH] * (BATCHES // 4)
+
+
+def test_a_batch_that_is_dropped_in_validation_leaves_training_alone(lightning):
+    module = module_of(lightning, "adaptive")
+    seen, learn = [], module.timesteps.sampler.feedback
+    module.timesteps.sampler.feedback = lambda draw, *rest: seen.append(len(draw.u)) or learn(draw, *rest)
+    module.val_dataloader = module.train_dataloader
+
+    def validation_step(batch, batch_idx):
+        module.timesteps.sample(batch[0])
+        module.timesteps.drop()
+
+    module.validation_step = validation_step
+    settings = {"accumulate_grad_batches": 4, "val_check_interval": 2, "num_sanity_val_steps": 0}
+    trainer_of(lightning, max_epochs=1, **settings).fit(module)
+    assert seen == [4 * BATCH] * (BATCHES // 4)
+
+
+def test_a_callback_may_hand_the_hooks_on(lightning):
+    """As in a bundle of callbacks: the trainer does not know the one inside."""
+    module = module_of(lightning, "adaptive")
+    inner = module.timesteps
+
+    class Bundle(lightning.Callback):
+        def setup(self, *given, **named):
+            inner.setup(*given, **named)
+
+        def on_train_start(self, *given):
+            inner.on_train_start(*given)
+
+        def on_before_optimizer_step(self, *given):
+            inner.on_before_optimizer_step(*given)
+
+        def on_train_batch_end(self, *given):
+            inner.on_train_batch_end(*given)
+
+    module.configure_callbacks = lambda: [Bundle()]
+    trainer_of(lightning).fit(module)
+    assert_same_run(*parts(module), plain("adaptive"))
 
 
 @pytest.mark.parametrize("when", ["before", "between"])

@@ -334,7 +334,7 @@ def test_a_model_that_decides_by_chance_on_the_host_trains_on_the_plain_path(unc
     for _ in made.run():
         pass
     assert not made.arithmetic.ready
-    assert "the model decides by chance on the host (random)" in told[-1]
+    assert "random numbers were drawn on the host (random)" in told[-1]
 
 
 def test_a_recording_that_fails_half_way_breaks_neither_generator_nor_allocator(uncompiled, monkeypatch):

@@ -290,14 +290,18 @@ def test_a_model_without_a_place_for_withheld_classes_is_refused_before_the_firs
         trainer_of(tiny(model=model)).warm_up()
     for fine in (replace(model, label_dropout=0.0), replace(model, options={"more": 1})):
         advance(trainer_of(tiny(model=fine)), 12)
+    other = trainer_of(tiny(model=replace(model, options={"more": 1})))
+    other.model.into = torch.nn.Conv2d(7, 8, 3)
+    with pytest.raises(RuntimeError, match="to have 7 channels"):  # and nothing of labels
+        other.warm_up()
 
 
 def test_another_device_or_precision_in_one_process_is_an_error(monkeypatch):
     make_accelerator(tiny())
-    with pytest.raises(ValueError, match=r"precision=bf16: this process has used another one before"):
+    with pytest.raises(ValueError, match=r"device=cpu, precision=bf16: this process has used others before"):
         make_accelerator(tiny(precision="bf16"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ValueError, match=r"device=cuda: this process has used another one before.*a process of its own"):
+    with pytest.raises(ValueError, match=r"device=cuda, precision=fp32: this process has used others.*a process of its own"):
         make_accelerator(tiny(device="cuda"))
 
 

@@ -28,7 +28,7 @@ def host_chance_is_an_error() -> Iterator[None]:
     yield
     moved = [name for name, state in _host_generators().items() if state != before[name]]
     if moved:
-        raise RuntimeError(f"the model decides by chance on the host ({moved[0]}), which a recording would do only once")
+        raise RuntimeError(f"random numbers were drawn on the host ({moved[0]}), which a recording would do only once")
 
 
 def _host_generators() -> dict[str, bytes]:
