@@ -208,7 +208,8 @@ class Trainer:
     def _try_no_class(self) -> None:
         """The label of withheld classes comes up rarely, so it may be long until a model without a place for it fails."""
         classes = self.parts.classes
-        with preserved_buffers(self.model), torch.set_grad_enabled(self.config.compile):  # as it is compiled for training
+        trained = self.config.compile and not isinstance(self.arithmetic, GraphedStep)  # then it is compiled with gradients
+        with preserved_buffers(self.model), torch.set_grad_enabled(trained):
             self._losses_with(0)  # what fails with any label is said as it is
             try:
                 self._losses_with(classes)
