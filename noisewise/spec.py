@@ -194,12 +194,10 @@ def _kinds(parameter: inspect.Parameter) -> tuple[Any, ...]:
 def _flat(annotation: Any) -> Iterator[Any]:
     """The types and values inside a union, at any depth."""
     inner = get_args(annotation)
-    if annotation is Any:
-        yield float
     for one in inner:
         yield from _flat(one)
     if not inner:
-        yield annotation
+        yield float if annotation is Any else annotation
 
 
 def _value(key: str, text: str, kinds: tuple[Any, ...]) -> Any:

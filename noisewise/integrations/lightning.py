@@ -118,8 +118,8 @@ class TimestepCallback:
             losses: one a sample, not weighted; they are kept for the sampler until the optimizer steps.
             loss_at: evaluates losses of this batch at other u, for samplers that probe the model.
         """
-        if self._trainer is None or self._in_training():
-            if self._trainer is not None and len(self._trainer.optimizers) > 1 and not self._pending.draws:
+        if self._in_training():
+            if not self._pending.draws and self._trainer is not None and len(self._trainer.optimizers) > 1:
                 self._trained = _leaves(losses)
             self._pending.add(draw, losses, loss_at)
         if self.weighting is not None and self.objective is not None:
@@ -128,11 +128,13 @@ class TimestepCallback:
 
     def drop(self) -> None:
         """Forget the last draw, before a `training_step` that returns None."""
-        if self._trainer is None or self._in_training():
+        if self._in_training():
             self._pending.drop()
 
     def _in_training(self) -> bool:
         """Whether what is drawn now is trained on: tuners take the callbacks away for their trials, and put the model back."""
+        if self._trainer is None:
+            return True  # with nothing drawn, what comes next is an error that says so
         taken_away = self._listed and not _is_among(self, self._trainer.callbacks)
         return self._trainer.training and not taken_away
 

@@ -59,8 +59,7 @@ def recover_allocator(device: torch.device, pool: tuple[int, int]) -> None:
     end of a recording fails (pytorch issue 180395). Until then it gives no cached memory back, not even before it runs out."""
     index = torch.cuda.current_device() if device.index is None else device.index
     calls: Any = torch._C
-    name = "_cuda_endAllocateToPool"
-    end = getattr(calls, name, None) or calls._cuda_endAllocateCurrentStreamToPool  # as it was called before torch 2.8
+    end = getattr(calls, "_cuda_endAllocateToPool", None) or calls._cuda_endAllocateCurrentStreamToPool  # before torch 2.8
     try:
         end(index, pool)
     except RuntimeError:  # torch has ended it
