@@ -5,12 +5,15 @@ Images of the larger network are those of its runs, which are kept in img/runs.
 """
 
 import json
+import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-from pages import DOCS, RESULTS, rows, smaller  # makes the benchmarks known as modules
+from cifar10_curves import ranked
+from field_tables import CONTROLS, named_runs, objectives
+from pages import DOCS, RESULTS, rows, smaller, spec_now  # makes the benchmarks known as modules
 
 from noisewise.study.report import write_figures
 
@@ -21,6 +24,7 @@ SETTING = "-time-scale=1000"  # of flow, which pictures are not named by
 QUALITY = ("quality-linear", "quality-cosine", "quality-quadratic", "quality-edm", f"quality-flow{SETTING}")
 SHOWN = (*QUALITY, "loss-linear", "loss-cosine", "density-linear")
 WIDTH = 1000  # pixels
+TO_THE_LEFT = ("uniform", "min-snr", "adaptive-min-snr", "adaptive-paper", "beta:a=0.72,b=0.85")
 IMAGES = {"uniform": "uniform", "minsnr": "minsnr:gamma=5", "adaptive": "adaptive"}  # file to spec
 
 
@@ -35,10 +39,50 @@ def draw(found: list[dict[str, Any]], cost: Path, shown: tuple[str, ...], prefix
 
 
 def field_rows() -> list[dict[str, Any]]:
-    """The methods of the field with seed 0, which is the one that all of them have, lowest end first."""
-    found = [row for row in rows("cifar10-v1-field.jsonl") if row["seed"] == 0 and row["method"] in METHODS]
-    ends = {row["sampler"]: row["distance"] for row in found if row.get("share") == 1}
-    return sorted((row for row in found if row["sampler"] in ends), key=lambda row: ends[row["sampler"]])
+    """The named methods of the field that ran to the end with all of its seeds, lowest end first."""
+    runs = named_runs()
+    place = {spec: k for k, (spec, _) in enumerate(ranked(runs, ()))}
+    found = [row for row in rows("cifar10-v1-field.jsonl") if (spec_now(row), row["seed"]) in runs]
+    return sorted(found, key=lambda row: place[spec_now(row)])
+
+
+def draw_objectives(path: Path) -> None:
+    """FID over how much the first tenth of the noise levels counts, a point for each run of the field."""
+    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=125, layout="constrained")
+    axes.axhline(1, color="0.85", zorder=0)
+    axes.axvline(1, color="0.85", zorder=0)
+    for found in objectives():
+        colour = "0.35" if found[0].spec == "uniform" else "#d55e00" if found[0].spec in CONTROLS else "#0072b2"
+        counted, ratio = [run.counted for run in found], [run.ratio for run in found]
+        corrected = found[0].effective < 0.99  # by importance weights
+        axes.plot(counted, ratio, "-", color=colour, lw=0.8, alpha=0.6)
+        axes.plot(counted, ratio, "o", color=colour, ms=6, mfc="white" if corrected else colour)
+        left = label(found[0].spec) in TO_THE_LEFT
+        place = (found[0].counted, found[0].ratio) if left else (max(counted), statistics.fmean(ratio))
+        axes.annotate(
+            label(found[0].spec),
+            place,
+            xytext=(-8 if left else 8, 0),
+            textcoords="offset points",
+            ha="right" if left else "left",
+            va="center",
+            fontsize=8,
+            color=colour,
+        )
+    axes.set(xscale="log", yscale="log", xlim=(0.03, 20))
+    axes.set_xlabel("objective (draws × weight) in the first tenth of u, times uniform's")
+    axes.set_ylabel("FID after 10,000 steps, times uniform's")
+    axes.set_yticks((0.6, 0.8, 1, 1.2, 1.5, 2), ("0.6", "0.8", "1", "1.2", "1.5", "2"))
+    axes.set_xticks((0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10), ("0.05", "0.1", "0.2", "0.5", "1", "2", "5", "10"))
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def label(spec: str) -> str:
+    """The name of a method, or the spec of one that has none."""
+    return next((name for name, one in METHODS.items() if one == spec), spec)
 
 
 def cost_of_larger(path: Path) -> Path:
@@ -70,6 +114,8 @@ if __name__ == "__main__":
     draw(field_rows(), alone, ("quality", "loss", "density"), "cifar10_field_")
     draw(rows("cifar10-v1-confirmation.jsonl"), alone, SHOWN, "cifar10_")
     with tempfile.TemporaryDirectory() as folder:
+        draw_objectives(Path(folder) / "objectives.png")
+        smaller(Path(folder) / "objectives.png", "cifar10_field_objectives", WIDTH, 64)
         cost = cost_of_larger(Path(folder) / "cost.jsonl")
         draw(rows("cifar10-v1-paper.jsonl"), cost, ("quality",), "cifar10_larger_")
         draw_images(Path(folder) / "images.png")

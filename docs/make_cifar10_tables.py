@@ -2,28 +2,17 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
+from cifar10_curves import SHARES, all_curves, curves, ranked, reached
 from digits_tables import bells_table, estimators_table, search_table, variance_table, warmup_table
+from field_tables import TARGETS, every_method_table, field_objectives_table, field_table, field_targets_table
 from pages import BENCHMARKS, DOCS, fill_in, rows, spec_now  # makes the benchmarks known as modules
 
-from noisewise.levels import middles
-from noisewise.objective import Objective
-from noisewise.processes import DDPM
-from noisewise.study.analysis.gain_quality import spearman
-from noisewise.study.reach import Point, first_reached
-from noisewise.validation import Validation
-
 from field import METHODS  # isort: skip
-from rebuild import best_sessions  # isort: skip
-from strata import correlations, gains, targets, values  # isort: skip
-
-TARGETS = {"minsnr 5": "Min-SNR 5", "minsnr 1": "Min-SNR 1", "p2": "P2", "plain": "plain", "log": "log", "vlb": "VLB"}
-SHARES = (0.25, 0.5, 0.75, 1.0)
-LINEAR = Objective(DDPM.linear(), "eps")
+from strata import correlations, gains, values  # isort: skip
 
 
 def strata_table() -> list[str]:
@@ -48,76 +37,9 @@ def relative_deviation(found: list[float]) -> float:
     return statistics.stdev(found) / statistics.fmean(found)
 
 
-def field_table() -> list[str]:
-    """FID-5k of each method along its budget, all seeds in a cell, lowest end first."""
-    names = {spec: name for name, spec in METHODS.items()}
-    runs = curves(rows("cifar10-v1-field.jsonl"))
-    heading = "| method | spec | seeds | 25 % | 50 % | 75 % | 100 % | over uniform's | steps to uniform's last |"
-    return [heading, "|---" * 9 + "|", *(f"| {names.get(spec, '')} {line}" for spec, line in ranked(runs, SHARES))]
-
-
-def every_method_table() -> list[str]:
-    """The end of the same with seed 0, which is the one that all methods have, and its name beside the spec."""
-    names = {spec: name for name, spec in METHODS.items()}
-    runs = {run: curve for run, curve in curves(rows("cifar10-v1-field.jsonl")).items() if run[1] == 0}
-    uniform = runs["uniform", 0][1.0]
-    lines = ["| method | spec | FID | over `uniform` |", "|---|---|---|---|"]
-    for (spec, _), curve in sorted(runs.items(), key=lambda run: run[1][1.0]):
-        lines.append(f"| {names.get(spec, '')} | `{spec}` | {curve[1.0]:.1f} | {curve[1.0] / uniform:.2f} |")
-    return lines
-
-
-def field_targets_table() -> list[str]:
-    """Over the methods of the field with seed 0: how the ranks of their held-out objectives go with the ranks of their FID."""
-    lines = ["| steps | methods | " + " | ".join(TARGETS.values()) + " |", "|---" * (len(TARGETS) + 2) + "|"]
-    for share in SHARES:
-        found = [row for run in best_sessions(rows("cifar10-v1-field.jsonl")) for row in run if row.get("share") == share]
-        found = [row for row in found if row["seed"] == 0]
-        fid = torch.tensor([[row["distance"]] for row in found])
-        judged = [targets(held_out(row), LINEAR) for row in found]
-        cells = [f"{float(spearman(torch.tensor([[one[name]] for one in judged]), fid)[0]):.2f}" for name in TARGETS]
-        lines.append(f"| {found[0]['step']:,} | {len(found)} | " + " | ".join(cells) + " |")
-    return lines
-
-
-def held_out(row: dict[str, Any]) -> Validation:
-    """The losses of a row of the linear schedule, to be weighted."""
-    loss = torch.tensor(row["held_out"], dtype=torch.float64)
-    return Validation(middles(len(loss)), loss, torch.full_like(loss, math.nan), 0, LINEAR)
-
-
-def ranked(runs: dict[tuple[str, int], dict[float, float]], shares: Sequence[float]) -> Iterator[tuple[str, str]]:
-    """Specs with their lines of a table, lowest mean ratio to uniform first: values at these shares, ratio, steps saved."""
-    uniform = {seed: curve[1.0] for (spec, seed), curve in runs.items() if spec == "uniform"}
-    ratios = {spec: statistics.fmean(runs[spec, s][1.0] / uniform[s] for one, s in runs if one == spec) for spec, _ in runs}
-    for spec in sorted(ratios, key=lambda one: ratios[one]):
-        found = {seed: curve for (one, seed), curve in sorted(runs.items()) if one == spec}
-        cells = [" / ".join(f"{c[share]:.1f}" if share in c else "–" for c in found.values()) for share in shares]
-        cells.append(" / ".join(f"{curve[1.0] / uniform[seed]:.2f}" for seed, curve in found.items()))
-        cells.append(" / ".join(reached(curve, uniform[seed]) for seed, curve in found.items()))
-        yield spec, f"| `{spec}` | {' / '.join(map(str, found))} | " + " | ".join(cells) + " |"
-
-
-def curves(measured: list[dict[str, Any]]) -> dict[tuple[str, int], dict[float, float]]:
-    """FID by share of the budget of every run that came to its end."""
-    return {name: curve for name, curve in all_curves(measured).items() if 1.0 in curve}
-
-
-def all_curves(measured: list[dict[str, Any]]) -> dict[tuple[str, int], dict[float, float]]:
-    """FID by share of the budget of every run, however far it came."""
-    return {
-        (spec_now(run[0]), run[0]["seed"]): {row["share"]: row["distance"] for row in run if "share" in row}
-        for run in best_sessions(measured)
-    }
-
-
-def reached(curve: dict[float, float], value: float) -> str:
-    """The share of its budget at which a curve had that value; no more than the first at which it was measured."""
-    points = [Point(share, share, one) for share, one in sorted(curve.items())]
-    crossing = first_reached(points, value)
-    if crossing is None:
-        return "never"
-    return f"{'≤ ' if points[0].value <= value else ''}{100 * crossing.steps:.0f} %"
+def in_order(found: dict[int, str], seeds: Iterable[int]) -> str:
+    """What was found for each of the seeds; a dash for one that was not run, and nothing if none was."""
+    return " / ".join(found.get(seed, "–") for seed in sorted(seeds)) if found else ""
 
 
 PROCESSES = {"linear": "linear", "cosine": "cosine", "quadratic": "quadratic", "edm": "EDM", "flow:time_scale=1000": "flow"}
@@ -218,11 +140,6 @@ def over_uniform(files: tuple[str, ...], process: str, steps: int, specs: tuple[
     return in_order({seed: f"{value / uniform[seed]:.2f}" for seed, value in wanted.items()}, uniform)
 
 
-def in_order(found: dict[int, str], seeds: Iterable[int]) -> str:
-    """What was found for each of the seeds; a dash for one that was not run, and nothing if none was."""
-    return " / ".join(found.get(seed, "–") for seed in sorted(seeds)) if found else ""
-
-
 def cifar10_search_table() -> list[str]:
     """FID-5k with seed 0 after 2,500 and 5,000 steps: what the search ran, and the same moments of the field's runs."""
     found: dict[str, dict[int, list[float]]] = {}
@@ -267,6 +184,7 @@ PAGES: dict[Path, dict[str, Callable[[], list[str]]]] = {
         "CIFAR-10 strata": strata_table,
         "CIFAR-10 field": field_table,
         "CIFAR-10 field targets": field_targets_table,
+        "CIFAR-10 field objectives": field_objectives_table,
         "CIFAR-10 search": cifar10_search_table,
         "CIFAR-10 confirmation": confirmation_table,
         "CIFAR-10 paper model": paper_table,
