@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace  # type: ignore[attr-defined]
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader  # type: ignore[attr-defined]
 
 from noisewise.training.config import FREE_WITHIN, PINNED, Config
 
 PRESETS = Path(__file__).parent / "presets"
+FREE_FORM = ("data", "model")  # groups with `options`, whose names and values only their source or network knows
 
 
 def preset_names() -> list[str]:
@@ -68,9 +69,9 @@ def load_config(path: Path) -> Config:
     Its text is parsed, not its path: jsonargparse goes to a file's folder while it reads it, and a process has one working
     directory for all threads. What another one began in that moment with a relative path would end up there.
     """
-    parser = _plain_parser()
+    parser, text = _plain_parser(), path.read_text()
     try:
-        return to_config(parser, parser.parse_string(path.read_text()))
+        return with_words(to_config(parser, parser.parse_string(text)), [text])
     except (ArgumentError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -85,12 +86,30 @@ def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[
     except ArgumentError as error:
         known = [*others, *(option for action in parser._actions for option in action.option_strings)]
         names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
-        free = tuple(f"--{group}.options." for group in ("data", "model"))
+        free = tuple(f"--{group}.options." for group in FREE_FORM)
         words = [name for name in names if name not in known and not name.startswith(free)]
         close = [meant[0] for word in words if (meant := difflib.get_close_matches(word, known, 1))]
         hint = f"; did you mean {' or '.join(close)}?" if close and "nrecognized" in str(error) else ""
         raise ValueError(f"{error}{hint}") from error
-    return to_config(parser, namespace)
+    files = [Path(str(file)) for file in namespace.config or [] if file is not None]
+    texts = [file.read_text() for file in files if file.is_file()]
+    return with_words(to_config(parser, namespace), texts, [word.partition("=")[0] for word in arguments])
+
+
+def with_words(config: Config, texts: Sequence[str], given: Sequence[str] = ()) -> Config:
+    """The configuration with the words among free options as its files have them, unless they were `given` as arguments too.
+
+    jsonargparse reads such words as YAML once more, and what is in quotes because it looks like a number becomes one.
+    """
+    contents = [get_loader("yaml")(text) for text in texts]
+    for group in FREE_FORM:
+        groups = [content[group] for content in contents if content and isinstance(content.get(group), dict)]
+        written = [one["options"] or {} for one in groups if "options" in one] or [{}]
+        kept = getattr(config, group).options
+        for name, value in written[-1].items():  # those of the last file replace all others
+            if isinstance(value, str) and name in kept and not {f"--{group}.options", f"--{group}.options.{name}"} & {*given}:
+                kept[name] = value
+    return config
 
 
 def _parsed(arguments: list[str]) -> Config:

@@ -4,7 +4,7 @@ import copy
 import os
 import subprocess
 import sys
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import yaml
@@ -263,6 +263,30 @@ def test_what_is_written_as_yaml_is_read_back(name, lr, seed, seconds, tmp_path_
     path.write_text(as_yaml(config))
     assert load_config(path) == config
     assert isinstance(load_config(path).optimizer.betas, tuple)
+
+
+WORDS = {"a": "12", "b": "true", "c": "null", "d": "1e5", "e": "012", "f": "1: 2", "g": "[1]", "h": "word", "i": ["1", 2]}
+
+
+@pytest.mark.parametrize("group", ["data", "model"])
+def test_words_in_quotes_stay_words_among_the_options_of_data_and_model(group, tmp_path):
+    config, path = Config(), tmp_path / "config.yaml"
+    getattr(config, group).options = {**WORDS, "number": 12, "truth": True, "nothing": None}
+    path.write_text(as_yaml(config))
+    assert load_config(path) == config
+    assert parsed("--config", str(path)) == config
+    assert parsed("--config", str(path), "--steps=3") == replace(config, steps=3)
+
+
+def test_what_overrides_a_word_in_quotes_is_read_as_ever(tmp_path):
+    first, second = str(tmp_path / "first.yaml"), str(tmp_path / "second.yaml")
+    (tmp_path / "first.yaml").write_text('data: {options: {a: "12", b: "13"}}')
+    (tmp_path / "second.yaml").write_text("data: {options: {a: 12}}")
+    assert parsed("--config", first, "--data.options.a", "14").data.options == {"a": 14, "b": "13"}
+    assert parsed("--config", first, "--data.options.a=true").data.options == {"a": True, "b": "13"}
+    assert parsed("--config", first, "--data.options={a: 15}").data.options == {"a": 15}
+    assert parsed("--config", first, "--config", second).data.options == {"a": 12}
+    assert parsed("--config", second, f"--config={first}").data.options == {"a": "12", "b": "13"}
 
 
 # Errors
