@@ -15,6 +15,8 @@ from noisewise.samplers.base import check_process, fine_grid
 from noisewise.samplers.histogram import Histogram, TableSampler
 from noisewise.weighting import Weighting, is_fixed
 
+BAD_STEPS = 100  # in a row that are an error, unless told otherwise
+
 
 def split_objective(given: Process | Objective, objective: Objective | None) -> tuple[Process, Objective | None]:
     """The process and the objective, which may be given in one or beside each other."""
@@ -38,7 +40,8 @@ class Learner(TableSampler):
         target: the weighting of the objective that is to fall; by default the one in use.
         objective: what the losses measure, to translate weights; if absent what models of this process usually predict.
         floor: the share of uniform mass, so that no noise level is ever starved.
-        max_bad_steps: after so many steps in a row with losses that are not finite, `observe` raises FloatingPointError.
+        max_bad_steps: after so many steps in a row with losses that are not finite, `observe` raises FloatingPointError. None:
+            100, or more where a training loop stops by itself (`give_way`).
     """
 
     constant = False
@@ -54,13 +57,13 @@ class Learner(TableSampler):
         target: Weighting | None = None,
         objective: Objective | None = None,
         floor: float = 0.0,
-        max_bad_steps: int = 100,
+        max_bad_steps: int | None = None,
         **common: Any,
     ) -> None:
         super().__init__(process, **common)
         if not 0 <= floor <= 1:
             raise ValueError(f"floor must lie in [0, 1], got {floor}")
-        if max_bad_steps < 1:
+        if max_bad_steps is not None and max_bad_steps < 1:
             raise ValueError(f"max_bad_steps must be >= 1, got {max_bad_steps}")
         self.table = table
         self.objective = objective or Objective.usual(process)
@@ -71,8 +74,14 @@ class Learner(TableSampler):
         self._fixed_weights = all(is_fixed(one) for one in self._weightings)
         self._model: tuple[nn.Module, ...] = ()
         self._optimizer: tuple[torch.optim.Optimizer, ...] = ()
-        self.floor, self.max_bad_steps = floor, max_bad_steps
+        self.floor, self.max_bad_steps = floor, BAD_STEPS if max_bad_steps is None else max_bad_steps
+        self._limit_given = max_bad_steps is not None
         self.skipped = Skipped()
+
+    def give_way(self, steps: int) -> None:
+        """Let a loop that counts bad steps itself, and ends after so many at the latest, come first; a given limit holds."""
+        if not self._limit_given:
+            self.max_bad_steps = max(self.max_bad_steps, steps)
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> "Learner":
         self._model = (model,)

@@ -73,8 +73,8 @@ class Trainer:
         recipe = build(config.sampler, self.objective.process, objective=self.objective, seed=config.seed)
         self.sampler, self.weighting = recipe.sampler.to(self.device), recipe.weighting.to(self.device)
         for part in self.sampler.modules():
-            if isinstance(part, Learner) and "max_bad_steps" not in config.sampler:  # we know more, and look when we log
-                part.max_bad_steps = max(part.max_bad_steps, config.max_bad_steps + config.log.every)
+            if isinstance(part, Learner):
+                part.give_way(config.max_bad_steps + config.log.every)  # we know more, and look when we log
         against = why_not(config, accelerator, self.model)
         if config.fast == "always" and against is not None:
             raise ValueError(f"fast=always, but the fast path cannot be taken: {against}")

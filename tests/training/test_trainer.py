@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from noisewise.diagnostics import mean_density
+from noisewise.samplers.learning import Learner
 from noisewise.training.checkpoint import CheckpointError
 from noisewise.training.config import EMAConfig, ModelConfig, OptimizerConfig
 from noisewise.training.guard import Diverged
@@ -286,6 +287,13 @@ def test_a_limit_that_the_sampler_is_given_holds_for_it():
     )
     with pytest.raises(FloatingPointError, match="last 10 steps"):
         advance(trainer, 300)
+
+
+def test_a_limit_holds_for_the_part_of_a_sampler_that_it_is_given_to():
+    spec = "switch:first=(adaptive:max_bad_steps=100),then=adaptive,at=5"
+    trainer = trainer_of(tiny(sampler=spec, max_bad_steps=120))
+    first, then = (part for part in trainer.sampler.modules() if isinstance(part, Learner))
+    assert (first.max_bad_steps, then.max_bad_steps) == (100, 120 + trainer.config.log.every)
 
 
 def test_a_model_without_a_place_for_withheld_classes_is_refused_before_the_first_step():
