@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from safetensors.numpy import save_file
 
 from noisewise.training.data import PATHS, SOURCES, Synthetic, open_data
@@ -376,11 +376,41 @@ def test_photographs_whose_orientation_is_in_xmp_alone_stand_upright(tmp_path):
     assert source.shape == (3, 6, 4) == tuple(everything(source)[0].shape[1:])
 
 
+@pytest.mark.parametrize("ending", ["png", "jpg", "webp"])
+def test_files_that_were_cut_short_are_named_before_training(tmp_path, ending):
+    for i in range(3):
+        save_png(tmp_path / f"{i}.{ending}", noise(32, 32, 3))
+    whole = (tmp_path / f"1.{ending}").read_bytes()
+    (tmp_path / f"1.{ending}").write_bytes(whole[: len(whole) * 2 // 3])  # the header is sound
+    with pytest.raises(ValueError, match=rf"cannot read .*1\.{ending}.*mend or remove it, or set skip_corrupt"):
+        open_data("folder", tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+def test_whole_files_with_something_after_their_end_are_read(tmp_path, ending):
+    save_png(tmp_path / f"0.{ending}", noise(32, 32, 3))
+    expected = everything(open_data("folder", tmp_path))[0]
+    with (tmp_path / f"0.{ending}").open("ab") as file:
+        file.write(bytes(1000))
+    assert torch.equal(everything(open_data("folder", tmp_path))[0], expected)
+
+
+def test_whole_files_are_not_decoded_to_open_a_folder(tmp_path, monkeypatch):
+    for ending in ("png", "jpg", "bmp"):
+        save_png(tmp_path / f"0.{ending}", noise(32, 32, 3))
+
+    def decoded(*_):
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", decoded)
+    assert len(open_data("folder", tmp_path)) == 3
+
+
 def test_corrupt_files_are_named_or_counted_and_left_out(tmp_path):
     for i in range(4):
         save_png(tmp_path / f"{i}.png", noise(32, 32, 3))
     whole = (tmp_path / "2.png").read_bytes()
-    (tmp_path / "2.png").write_bytes(whole[:1000])  # the header is sound
+    (tmp_path / "2.png").write_bytes(whole[:1000] + bytes(200) + whole[1200:])  # both ends are sound
     source = open_data("folder", tmp_path)
     with pytest.raises(ValueError, match=r"cannot read .*2\.png.*skip_corrupt"):
         everything(source)
@@ -598,6 +628,20 @@ def test_columns_that_do_not_suit_are_named(dataset, tmp_path):
     assert len(open_data("huggingface", tmp_path / "two", options={"image": "other"})) == 6
     with pytest.raises(ValueError, match="'id' is no column of type ClassLabel; there are: kind"):
         open_data("huggingface", tmp_path / "two", options={"image": "other", "label": "id"})
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_a_damaged_picture_of_a_dataset_is_named_by_its_row(tmp_path, bad):
+    datasets = pytest.importorskip("datasets")
+    for i in range(4):
+        save_png(tmp_path / f"{i}.png", noise(32, 32, 3))
+    contents = [(tmp_path / f"{i}.png").read_bytes() for i in range(4)]
+    contents[bad] = contents[bad][:1000]
+    pictures = [{"bytes": content, "path": None} for content in contents]
+    made = datasets.Dataset.from_dict({"picture": pictures}, features=datasets.Features({"picture": datasets.Image()}))
+    made.save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match=rf"cannot read the picture in row {bad} of saved: .*truncated.*put a sound one"):
+        open_data("huggingface", tmp_path / "saved").read(np.array([1, 1, bad, 3]))
 
 
 def test_without_the_datasets_package_the_extra_is_named(monkeypatch, tmp_path):

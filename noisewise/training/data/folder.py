@@ -33,8 +33,8 @@ class Folder(Source):
         classes: how many classes there are.
         size: scale the central square of each to size x size; without it all must be of one size.
         channels: 1 (grey) or 3 (colour).
-        skip_corrupt: decode all files at once and leave out those that fail, with a warning; otherwise only headers are
-            looked at now, and a file damaged further in is an error when it is read.
+        skip_corrupt: decode all files at once and leave out those that fail, with a warning; otherwise only beginnings and ends
+            are looked at now, and a file damaged in between is an error when it is read.
     """
 
     image = True

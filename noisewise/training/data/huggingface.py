@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from noisewise.training.data.fingerprint import of_text
-from noisewise.training.data.pictures import check_options, to_array
+from noisewise.training.data.pictures import UNREADABLE, check_options, to_array
 from noisewise.training.data.source import Rows, Source
 
 
@@ -41,7 +41,7 @@ class HuggingFace(Source):
         self.classes = dataset.features[self.label_column].num_classes if self.label_column else 0
         self.dataset = dataset.select_columns([self.image_column, *([self.label_column] if self.label_column else [])])
         self.shape: tuple[int, ...] = ()
-        self.shape = self._picture(dataset[0][self.image_column], 0).shape
+        self.shape = self._picture(self._row(0)[self.image_column], 0).shape
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -51,7 +51,12 @@ class HuggingFace(Source):
         return len(self) * int(np.prod(self.shape))
 
     def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        batch = self.dataset[rows.tolist()]
+        try:
+            batch = self.dataset[rows.tolist()]
+        except UNREADABLE:
+            for row in rows.tolist():  # the package does not say which one it cannot decode
+                self._row(row)
+            raise
         pictures = zip(batch[self.image_column], rows, strict=True)
         values = torch.from_numpy(np.stack([self._picture(picture, row) for picture, row in pictures]))
         if not self.label_column:
@@ -61,13 +66,23 @@ class HuggingFace(Source):
             raise ValueError(f"{self.name} has no label in row {int(rows[labels.argmin()])}: set labels to false")
         return values, torch.from_numpy(labels)
 
+    def _row(self, row: int) -> dict[str, Any]:
+        """One row, decoded."""
+        try:
+            return self.dataset[row]
+        except UNREADABLE as error:
+            raise ValueError(self._unreadable(row, error)) from error
+
+    def _unreadable(self, row: int, error: BaseException) -> str:
+        return f"cannot read the picture in row {row} of {self.name}: {error}; put a sound one there, or begin a run without it"
+
     def _picture(self, picture: Any, row: int) -> np.ndarray:
         if picture is None:
             raise ValueError(f"{self.name} has no picture in row {row}")
         try:
             array = to_array(picture, self.size, self.channels)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"cannot read the picture in row {row} of {self.name}: {error}") from error
+        except UNREADABLE as error:
+            raise ValueError(self._unreadable(row, error)) from error
         if self.shape and array.shape != self.shape:
             raise ValueError(
                 f"row {row} of {self.name} has shape {array.shape}, others {self.shape}: give a size to scale all pictures to"

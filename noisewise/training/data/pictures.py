@@ -1,5 +1,7 @@
 """From a picture of any mode and size to uint8 (C, H, W)."""
 
+import os
+import struct
 from typing import IO
 
 import numpy as np
@@ -7,8 +9,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 MODES = {1: "L", 3: "RGB"}
-UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
 """What Pillow raises for damaged files, besides OSError."""
+ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9"}  # what whole files end with
+TAIL = 64  # bytes in which that should be: some programs write a little more
 TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 ORIENTATION = 0x0112
 
@@ -60,9 +64,21 @@ def square(picture: Image.Image, size: int) -> Image.Image:
 
 
 def verify(file: IO[bytes], thoroughly: bool) -> tuple[int, int]:
-    """Height and width of a picture whose header is sound, and whose every pixel is when asked to look thoroughly."""
+    """Height and width of a picture whose header is sound, and whose every pixel is when asked to look thoroughly.
+
+    A file without its usual end is looked at thoroughly in any case: most damaged files were cut short while being copied.
+    """
     with Image.open(file) as picture:
         check_mode(picture)
-        if thoroughly:
+        if thoroughly or not has_end(file, picture.format):
             picture.load()
         return upright_size(picture)
+
+
+def has_end(file: IO[bytes], kind: str | None) -> bool:
+    """Whether a file ends as whole files of its kind do, where that is known; leaves it where it was."""
+    place, size = file.tell(), file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - TAIL))
+    tail = file.read()
+    file.seek(place)
+    return ENDS.get(kind or "", b"") in tail
