@@ -20,10 +20,16 @@ def check_u(u: Tensor) -> Tensor:
     return u
 
 
-def check_range(u: Tensor) -> Tensor:
-    """`u` itself, if it lies in [0, 1]; looked at where that waits for no device and no compiler or torch.func traces it."""
-    visible = u.device.type == "cpu" and not torch.compiler.is_compiling() and not is_functorch_wrapped_tensor(u)
-    if visible and not bool(((u >= 0) & (u <= 1)).all()):
+def visible(u: Tensor, wait: bool = False) -> bool:
+    """Whether numbers can be looked at: nothing traces or records, and no device is waited for, unless we may `wait`."""
+    if u.device.type != "cpu" and (not wait or (u.is_cuda and torch.cuda.is_current_stream_capturing())):
+        return False
+    return not torch.compiler.is_compiling() and not is_functorch_wrapped_tensor(u)
+
+
+def check_range(u: Tensor, wait: bool = False) -> Tensor:
+    """`u` itself, if it lies in [0, 1]; looked at where it is `visible`."""
+    if visible(u, wait) and not bool(((u >= 0) & (u <= 1)).all()):
         raise ValueError(
             f"u must lie in [0, 1], got {float(u.min()):g} to {float(u.max()):g}: it is a quantile of the noise levels, not a "
             "time; process.u_of_time(time) turns one into the other"

@@ -2,18 +2,23 @@
 
 import importlib.util
 import inspect
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from scipy import stats
 
 from noisewise import DDPM, SAMPLERS, Flow, Sampler, build
+from noisewise.processes import Process
+from noisewise.samplers import base
 
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_sampler.py"
 
 
@@ -98,3 +103,45 @@ def test_weights_that_need_a_mean_for_each_sample_are_refused() -> None:
     for correction in ("clipped(3)", "tempered(0.5)"):
         with pytest.raises(ValueError, match="which OfTheData does not know for each sample"):
             OfTheData(Flow(), correction=correction).sample(x0)
+
+
+class Times(Sampler):
+    """Mistakes a time for a noise level, if told so."""
+
+    def __init__(self, process: Process, factor: float = 1000.0, **common: Any) -> None:
+        super().__init__(process, **common)
+        self.factor = factor
+
+    def quantile(self, v: torch.Tensor, x0: torch.Tensor | None = None) -> torch.Tensor:
+        return self.factor * v
+
+    def density(self, u: torch.Tensor, x0: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.ones_like(u)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
+@pytest.mark.parametrize(("factor", "found"), [(1000.0, r"got [\d.]+ to [\d.]+"), (-1.0, "got -"), (math.nan, "got nan")])
+def test_a_first_draw_that_is_no_noise_level_is_an_error(device: str, factor: float, found: str) -> None:
+    sampler = Times(DDPM.linear(), factor)
+    with pytest.raises(ValueError, match=f"Times drew what is no noise level: .*{found}.*u_of_time"):
+        sampler.sample(torch.zeros(64, 3, device=device))
+
+
+def test_only_the_first_draw_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    monkeypatch.setattr(base, "check_range", lambda u, wait: looked.append(wait))
+    sampler = Times(DDPM.linear(), 0.5)
+    for _ in range(3):
+        sampler.sample(8)
+    sampler.load_state_dict(sampler.state_dict())
+    sampler.sample(8)
+    assert looked == [True]
+
+
+def test_a_draw_that_a_compiler_traces_is_looked_at_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = Times(DDPM.linear())
+    with monkeypatch.context() as compiling:
+        compiling.setattr(torch.compiler, "is_compiling", lambda: True)
+        sampler.sample(8)
+    with pytest.raises(ValueError, match="no noise level"):
+        sampler.sample(8)

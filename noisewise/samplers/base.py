@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from noisewise import distributed
 from noisewise.diagnostics import KeepsPrecision
-from noisewise.levels import middles
+from noisewise.levels import check_range, middles, visible
 from noisewise.processes import Process
 from noisewise.samplers.correction import Correction, effective_sample_size
 from noisewise.samplers.random import bits, checked_seed, stream_key, uniform_of, uniforms
@@ -96,6 +96,7 @@ class Sampler(KeepsPrecision):
     constant = True  # the density never changes: no learning, no dependence on the step
     conditional = False  # the density depends on the data
     has_target = False  # it learns what reduces some objective, and knows the weights of that one
+    _looked = False  # at the range of a draw
 
     def __init__(
         self, process: Process, *, correction: str | Correction = "none", draws: str = "independent", seed: int = 0
@@ -160,6 +161,8 @@ class Sampler(KeepsPrecision):
         if self.device != device:
             self.to(device)
         u, density, weight = self._draw(self._uniforms(n, device, generator), data)
+        if not self._looked:
+            self._look_at(u)
         self.micro += 1
         if self.micro == FORGOTTEN and not self.constant:
             warnings.warn(
@@ -247,6 +250,14 @@ class Sampler(KeepsPrecision):
         u = self.quantile(v, x0)
         density = self.density(u, x0)
         return u, density, self._weight(u, density, x0)
+
+    def _look_at(self, u: Tensor) -> None:
+        """An error if the first draw has left [0, 1]; to look at all of them would mean to wait for a GPU at every step."""
+        try:
+            check_range(u, wait=True)
+        except ValueError as error:
+            raise ValueError(f"{type(self).__name__} drew what is no noise level: {error}") from None
+        self._looked = visible(u, wait=True)
 
     def _weight(self, u: Tensor, density: Tensor, x0: Tensor | None = None) -> Tensor:
         raw = self._raw_weight(u, density)
