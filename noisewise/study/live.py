@@ -3,7 +3,8 @@
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,21 +85,23 @@ class Line:
     def name(self) -> str:
         return f"{self.config.process}, {self.config.sampler}, seed {self.config.seed}"
 
-    def share_and_left(self) -> tuple[float, float | None]:
-        """How much of the budget is spent, and the seconds that the rest will take."""
-        if self.state == "finished":
-            return 1.0, 0.0
-        share, left = share_and_time_left(self.config, (0, 0.0), self.now)
-        return share, 0.0 if self.state == "failed" else left
+    @property
+    def share(self) -> float:
+        """How much of the budget is spent."""
+        return 1.0 if self.state == "finished" else share_and_time_left(self.config, (0, 0.0), self.now)[0]
 
 
 class Board:
     """All lines, in a terminal; elsewhere a plain line at every tenth of the way and for each run that fails."""
 
-    def __init__(self, configs: Sequence[Config], console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+    def __init__(
+        self, configs: Sequence[Config], console: Console | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.console, self._clock = console or Console(stderr=True), now
         self.lines = [Line(config) for config in configs]
         self.share = 0.0  # of all training that is done
+        self._found: float | None = None  # the share at the first look, which others may have trained
+        self._moved: tuple[float, float] | None = None  # moment and share when it had grown for the first time
         self._said = -1
         self._failed: set[str] = set()
 
@@ -139,18 +142,23 @@ class Board:
         self.console.print(message, markup=False, highlight=False, soft_wrap=True)
 
     def look(self) -> str:
-        """Read what is new, and sum it up: how much of all training is done, and the time that the rest will take."""
+        """Read what is new, and sum it up: how much of all training is done, and when the rest will be, evaluations and all."""
         for line in self.lines:
             line.look()
-        steps, seconds = (sum(line.now[i] for line in self.lines) for i in (0, 1))
-        self.share = sum(line.share_and_left()[0] for line in self.lines) / len(self.lines)
-        left = 0.0
-        for line in self.lines:
-            own = line.share_and_left()[1]
-            if own is None and not steps:
-                return f"{self.share:.0%} trained"
-            left += line.config.steps * seconds / steps if own is None else own  # one that has not begun is like the others
-        return f"{self.share:.0%} trained, about {clock(left)} of training left"
+        self.share = sum(line.share for line in self.lines) / len(self.lines)
+        done, left = f"{self.share:.0%} trained", self._time_left()
+        return done if left is None else f"{done}, about {clock(left)} left"
+
+    def _time_left(self) -> float | None:
+        """By the clock on the wall, which knows how many runs go on at once and what they do besides training."""
+        if self._found is None:
+            self._found = self.share
+        if self._moved is None and self.share > self._found:  # until then programs start and compile
+            self._moved = self._clock(), self.share
+        if self._moved is None or self.share <= self._moved[1]:
+            return None
+        to_do = sum(1 - line.share for line in self.lines if line.state != "failed") / len(self.lines)
+        return to_do * (self._clock() - self._moved[0]) / (self.share - self._moved[1]) if to_do else None
 
     def drawn(self) -> Table:
         """The view as it is now."""
@@ -176,7 +184,7 @@ def _cells(line: Line) -> list[Any]:
         line.config.process,
         Text(line.config.sampler, "bold"),
         str(line.config.seed),
-        ProgressBar(total=1.0, completed=line.share_and_left()[0], width=12),
+        ProgressBar(total=1.0, completed=line.share, width=12),
         str(step),
         f"{step / seconds:.1f}" if seconds else "",
         f"{row['loss']:.4f}" if row.get("loss") is not None else "",

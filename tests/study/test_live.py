@@ -52,8 +52,32 @@ def test_every_state_has_its_words(tmp_path):
     assert "0.2500" in lines["minsnr"]
     assert "failed: out of memory" in lines["p2"]
     assert "waiting" in lines["vlb"]
-    # one is done, one half way; that one has 50 steps to go and the last one 100, at ten a second
-    assert "38% trained, about 0:15 of training left" in said.getvalue()
+    assert "38% trained" in said.getvalue()
+    assert " left" not in said.getvalue(), "nothing has been seen to move yet"
+
+
+def test_the_time_left_is_that_of_the_wall_whatever_goes_on_at_once(tmp_path):
+    jobs = jobs_in(tmp_path, ["uniform", "minsnr", "p2", "vlb"], budget="100it")
+    now = [0.0]
+    board = Board([job.config for job in jobs], Console(file=io.StringIO()), now=lambda: now[0])
+    for job in jobs:
+        trained(job, 10)  # by an earlier command
+    assert board.look() == "10% trained"
+    now[0] = 50.0  # programs start and compile
+    for job in jobs:
+        trained(job, 20)
+    assert board.look() == "20% trained"
+    now[0] = 60.0
+    for job in jobs:
+        trained(job, 40)
+    assert board.look() == "40% trained, about 0:30 left"
+    write_failure(jobs[0].folder, jobs[0].config, Failure("no memory", 40))
+    trained(jobs[1], 80)
+    now[0] = 80.0  # of four runs 1.2 have been trained since 50, and 1.4 are left
+    assert board.look() == "50% trained, about 0:35 left"
+    for job in jobs[1:]:
+        trained(job, 100)
+    assert board.look() == "85% trained", "an evaluation at the end is not known beforehand"
 
 
 def test_outside_a_terminal_each_tenth_and_each_failure_is_said_once(tmp_path):
