@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from noisewise.objective import Objective
 from noisewise.processes import PROCESSES, Process
@@ -43,6 +43,14 @@ class Recipe:
     spec: str
     sampler: Sampler
     weighting: Weighting
+
+    if not TYPE_CHECKING:  # which knows by itself what a recipe has
+
+        def __getattr__(self, name: str) -> Any:
+            parts = {"sampler": Sampler, "weighting": Weighting}
+            owner = next((part for part, kind in parts.items() if hasattr(kind, name) and not name.startswith("__")), None)
+            hint = f": build(...) gives both parts, write recipe.{owner}.{name}" if owner else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
 
 def build(spec: str, process: Process | Objective, *, objective: Objective | None = None, **common: Any) -> Recipe:

@@ -20,8 +20,10 @@ def rows(name):
     return [json.loads(line) for line in (ROOT / "benchmarks" / "results" / name).read_text().splitlines()]
 
 
-def test_the_loop_runs():
+def trained_by_the_loop(spec):
+    """The weights of a model after the loop of the README with this spec in it."""
     (code,) = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    assert code.count('"adaptive"') == 1
 
     class Model(nn.Linear):
         def forward(self, x, time):
@@ -29,11 +31,20 @@ def test_the_loop_runs():
 
     torch.manual_seed(0)
     model = Model(3, 3)
-    before = model.weight.detach().clone()
     names = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "loader": torch.randn(5, 8, 3).unbind()}
-    exec(code, names)
+    exec(code.replace('"adaptive"', f'"{spec}"'), names)
     assert names["sampler"].step == 5
-    assert not torch.equal(before, model.weight)
+    return model.weight.detach()
+
+
+def test_the_loop_trains_with_every_method_that_it_names():
+    """Each in its own way: a weighting that the loop left out would go unnoticed otherwise."""
+    others = re.search(r"Any other method is another word in the same loop: (.*?)\. ", README, re.DOTALL)[1]
+    specs = ["adaptive", *re.findall(r'`"([^"]+)"`', others)]
+    assert len(specs) == 4
+    bare = [term for spec in specs for term in spec.split("+") if "+" in spec]
+    found = [trained_by_the_loop(spec) for spec in (*specs, *bare)]
+    assert all(not torch.equal(a, b) for k, a in enumerate(found) for b in found[:k])
 
 
 def test_the_costs_are_those_measured():

@@ -1,5 +1,7 @@
 """Spec strings: what is documented builds, and what is wrong is explained."""
 
+import copy
+import pickle
 from typing import Any, Literal
 
 import numpy as np
@@ -594,3 +596,14 @@ def test_the_documented_specs_survive_a_list():
 def test_a_list_is_split_into_the_specs_it_was_made_of(several):
     specs = ["+".join(map(written, one)) for one in several]
     assert split_specs(",".join(specs)) == specs
+
+
+def test_a_recipe_taken_for_its_sampler_says_what_to_write():
+    recipe = build("lognormal+minsnr:gamma=5", DDPM.linear())
+    with pytest.raises(AttributeError, match=r"build\(\.\.\.\) gives both parts, write recipe\.sampler\.sample$"):
+        recipe.sample(4)
+    with pytest.raises(AttributeError, match=r"write recipe\.weighting\.weighted$"):
+        recipe.weighted(torch.ones(1), None, torch.ones(1))
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        recipe.nothing()
+    assert copy.deepcopy(recipe).spec == pickle.loads(pickle.dumps(recipe)).spec == recipe.spec
