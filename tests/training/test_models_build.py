@@ -50,6 +50,11 @@ def test_bad_inputs_are_named(name):
         ("uvit", {"dropout": "0.1"}, "dropout must be a number"),
         ("dit", {"depht": 3}, "did you mean 'depth'.* Known: patch, width, depth"),
         ("unet", {"zzz": 3}, "unknown option of model 'unet' 'zzz'. Known: channels, multipliers"),
+        (
+            "dit",
+            {"channels": 16},
+            "'channels' is one of model 'unet', not of 'dit'.*preset.*--model.options '{}'",
+        ),
         ("dit", {"classes": 3}, "comes from the data"),
         ("unett", {}, "unknown model 'unett': did you mean 'unet'"),
         ("zzz", {}, "Known: unet, dit, uvit; .*import path"),
@@ -63,6 +68,13 @@ def test_bad_settings_are_named(name, options, message):
         options = {"heads": 1} | options
     with pytest.raises(ValueError, match=message):
         build_model(name, options, shape=SHAPE)
+
+
+@pytest.mark.parametrize(("side", "attention"), [(32, [16]), (8, [])])
+def test_the_unet_attends_at_16_where_it_can_unless_told_otherwise(side, attention):
+    small = {"channels": 8, "blocks": 1}
+    usual, told = (build_model("unet", {**small, **more}, shape=(1, side, side)) for more in ({}, {"attention": attention}))
+    assert [name for name, _ in usual.named_parameters()] == [name for name, _ in told.named_parameters()]
 
 
 def test_bad_shapes_and_classes_are_named():

@@ -32,7 +32,7 @@ def build_model(name: str, options: Mapping[str, Any], *, shape: tuple[int, ...]
         if option in FROM_DATA:
             raise ValueError(f"option {option!r} of model {name!r} comes from the data: leave it out of the model's options")
         if option not in settable and not open_ended:
-            raise ValueError(_unknown(f"option of model {name!r}", option, settable))
+            raise ValueError(_of_another(name, option, settable) or _unknown(f"option of model {name!r}", option, settable))
     from_data = {"shape": tuple(shape), "classes": classes}
     model = maker(**options, **{key: value for key, value in from_data.items() if key in named})
     if not isinstance(model, nn.Module):
@@ -65,6 +65,17 @@ def _imported(path: str) -> Callable[..., nn.Module]:
     if not callable(maker):
         raise TypeError(f"model {path!r} is a {type(maker).__name__}: name a class or a function that returns a model")
     return maker
+
+
+def _of_another(name: str, option: str, settable: Iterable[str]) -> str | None:
+    """What to say of an option that only other models have, as those of a preset are for its own model."""
+    others = [repr(other) for other, maker in MODELS.items() if option in inspect.signature(maker).parameters]
+    if not others:
+        return None
+    return (
+        f"option {option!r} is one of model {' and '.join(others)}, not of {name!r}, which has {', '.join(settable)}; if it "
+        "comes from a preset, replace all of its options: --model.options '{}' or '{name: value, ...}'"
+    )
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:

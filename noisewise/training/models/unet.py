@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from noisewise.training.models.check import check_inputs, check_settings, fill_labels
 
+USUAL_ATTENTION = 16  # height, as in DDPM
+
 
 class UNet(nn.Module):
     """A convolutional U-Net with attention at chosen resolutions; the default is DDPM's for CIFAR-10 (35.7 M parameters).
@@ -20,7 +22,8 @@ class UNet(nn.Module):
         channels: channels at the highest resolution.
         multipliers: channels of each level over `channels`; every level but the last halves the resolution.
         blocks: residual blocks a level (one more on the way up).
-        attention: the resolutions with attention, as heights; the middle of the network always has it.
+        attention: the resolutions with attention, as heights; None for 16 where a level has that height. The middle of the
+            network always has it.
         dropout: inside the residual blocks.
         head_channels: channels of an attention head, None for a single head.
         groups: groups of the normalisations, None for the most that divide all levels' channels, 32 at most.
@@ -35,7 +38,7 @@ class UNet(nn.Module):
         channels: int = 128,
         multipliers: tuple[int, ...] = (1, 2, 2, 2),
         blocks: int = 2,
-        attention: tuple[int, ...] = (16,),
+        attention: tuple[int, ...] | None = None,
         dropout: float = 0.1,
         head_channels: int | None = None,
         groups: int | None = None,
@@ -87,9 +90,8 @@ def _widths(channels: int, multipliers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(channels * multiplier for multiplier in multipliers)
 
 
-def _attends(shape: tuple[int, ...], levels: int, attention: tuple[int, ...]) -> list[bool]:
+def _attends(shape: tuple[int, ...], levels: int, attention: tuple[int, ...] | None) -> list[bool]:
     """Whether each level has attention."""
-    attention = _numbers("attention", attention)
     halvings = 2 ** (levels - 1)
     if shape[1] % halvings or shape[2] % halvings:
         raise ValueError(
@@ -97,10 +99,14 @@ def _attends(shape: tuple[int, ...], levels: int, attention: tuple[int, ...]) ->
             "use fewer multipliers, or resize the data"
         )
     heights = [shape[1] // 2**level for level in range(levels)]
+    if attention is None:
+        return [height == USUAL_ATTENTION for height in heights]
+    attention = _numbers("attention", attention)
     for height in attention:
         if height not in heights:
             raise ValueError(
-                f"attention at {height}, but the levels have heights {', '.join(map(str, heights))}: choose among them"
+                f"attention at {height}, but the levels have heights {', '.join(map(str, heights))}: choose among them for the "
+                "model's option attention, or give none of them, []"
             )
     return [height in attention for height in heights]
 
