@@ -55,3 +55,17 @@ def interval(u: Tensor, n: int) -> Tensor:
 def first_ticks(n: int) -> Tensor:
     """(n - 1,): the first multiple of 2^-24 that `interval` puts into the second to the last of n intervals, as float32."""
     return ((torch.arange(1, n) * 2**24 + n - 1) // n - 1).to(torch.float32)
+
+
+def edges_between(log_snr: Tensor) -> Tensor:
+    """T + 1 finite edges around T values: halfway between neighbours, mirrored at the ends (an infinite last value continues
+    the spacing before it)."""
+    if len(log_snr) == 1:
+        middle = log_snr.clamp(-30.0, 30.0)
+        return torch.cat([middle + 0.5, middle - 0.5])
+    values = log_snr.clone()
+    if torch.isinf(values[-1]):
+        values[-1] = 2 * values[-2] - values[-3] if len(values) > 2 else values[-2] - 1.0
+    between = (values[1:] + values[:-1]) / 2
+    first, last = 2 * values[0] - between[0], 2 * values[-1] - between[-1]
+    return torch.cat([first[None], between, last[None]])

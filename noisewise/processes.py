@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from noisewise.levels import check_range, check_u, interval, middles, over_samples
+from noisewise.levels import check_range, check_u, edges_between, interval, middles, over_samples
 
 
 class Process(ABC):
@@ -103,7 +103,7 @@ class Discrete(Process):
     def _tabulate(self, alpha: Tensor, sigma: Tensor, log_snr: Tensor, **more: Tensor) -> None:
         """Take what each level has, least noise first; `more` are tables of the process's own."""
         self.steps = len(log_snr)
-        edges = _edges_between(log_snr)
+        edges = edges_between(log_snr)
         rate = (edges[1:] - edges[:-1]) * self.steps
         self._tables = {"alpha": alpha, "sigma": sigma, "log_snr": log_snr, "edges": edges, "rate": rate, **more}
 
@@ -138,7 +138,8 @@ class DDPM(Discrete):
     """A discrete schedule of T betas; u addresses timestep floor(u * T), t = 0 the least noise.
 
     Args:
-        betas: noise variances beta_t, T of them, each in (0, 1]; a last beta of 1 means zero terminal SNR.
+        betas: noise variances beta_t, T of them, each in (0, 1]; a last beta of 1 means zero terminal SNR. A table that falls
+            from above 0.5 is taken for one of alphas or of alphas_cumprod, and refused.
     """
 
     def __init__(self, betas: Tensor) -> None:
@@ -147,6 +148,11 @@ class DDPM(Discrete):
             raise ValueError(f"betas must be a vector of at least one value, got shape {tuple(betas.shape)}")
         if not bool(((betas > 0) & (betas <= 1)).all()):
             raise ValueError("betas must lie in (0, 1]; is this a table of alphas_cumprod? then use DDPM.from_alphas_cumprod")
+        if float(betas[0]) > 0.5 and float(betas[-1]) == float(betas.min()) < float(betas[0]):
+            raise ValueError(
+                f"betas cannot begin at {float(betas[0]):.4g} and fall from there, to {float(betas[-1]):.4g}: is this a table "
+                "of alphas_cumprod? then use DDPM.from_alphas_cumprod; or of alphas? then hand over 1 - alphas"
+            )
         if bool((betas[:-1] == 1).any()):
             raise ValueError("only the last beta may be 1: after it nothing is left of the data")
         self._init_tables(betas, torch.cumprod(1 - betas, 0))
@@ -218,20 +224,6 @@ def _at_least_one(steps: int) -> int:
     if steps < 1:
         raise ValueError(f"a schedule needs at least one timestep, got {steps}")
     return steps
-
-
-def _edges_between(log_snr: Tensor) -> Tensor:
-    """T + 1 finite edges around T values: halfway between neighbours, mirrored at the ends (an infinite last value continues
-    the spacing before it)."""
-    if len(log_snr) == 1:
-        middle = log_snr.clamp(-30.0, 30.0)
-        return torch.cat([middle + 0.5, middle - 0.5])
-    values = log_snr.clone()
-    if torch.isinf(values[-1]):
-        values[-1] = 2 * values[-2] - values[-3] if len(values) > 2 else values[-2] - 1.0
-    middles = (values[1:] + values[:-1]) / 2
-    first, last = 2 * values[0] - middles[0], 2 * values[-1] - middles[-1]
-    return torch.cat([first[None], middles, last[None]])
 
 
 class VP(Process):
