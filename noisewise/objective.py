@@ -62,25 +62,30 @@ def eps_error_per_prediction_error(log_snr: Tensor, prediction: Prediction, sigm
     return torch.ones_like(lam)
 
 
+def _or_usual(prediction: Prediction | None, process: Process) -> Prediction:
+    return process.usual_prediction if prediction is None else prediction
+
+
 @dataclass(frozen=True)
 class Objective:
     """Turns a model's output into one loss a sample, averaged over the sample's elements and not weighted.
 
     Args:
         process: how noise is added.
-        prediction: what the model's output stands for.
+        prediction: what the model's output stands for; by default what is usual for the process (`Objective.usual`).
         loss: "mse", "l1" or "huber".
         huber_delta: where Huber turns from quadratic to linear.
         sigma_data: the standard deviation of the data, for the "edm" prediction.
     """
 
     process: Process
-    prediction: Prediction = "eps"
+    prediction: Prediction = None  # type: ignore[assignment]  # None when it is made, never afterwards
     loss: LossKind = "mse"
     huber_delta: float = 1.0
     sigma_data: float = 0.5
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "prediction", _or_usual(self.prediction, self.process))
         check_prediction(self.prediction)
         if self.loss not in LOSS_KINDS:
             raise ValueError(f"unknown loss {self.loss!r}: choose one of {', '.join(LOSS_KINDS)}")
@@ -90,7 +95,7 @@ class Objective:
     @classmethod
     def usual(cls, process: Process) -> "Objective":
         """What models of a process usually predict: the velocity of a flow, EDM's own output, the noise of any other."""
-        return cls(process, process.usual_prediction)
+        return cls(process)
 
     def losses(
         self, model: Callable[..., Any], x0: Tensor, u: Tensor, noise: Tensor | None = None, *args: Any, **kwargs: Any

@@ -126,7 +126,7 @@ def preview(
     density = mean_density(sampler, bins)
     p, correction = density.cpu(), sampler._weight(u.to(density), density).cpu()
     learned_for = (part.objective for part in sampler.modules() if isinstance(part, Learner))
-    objective = objective or next(learned_for, Objective(process))
+    objective = objective or next(learned_for, Objective(process, "eps"))
     weighting = weighting or NoWeight()
     w = weighting(objective, u) if weight_of == "eps" else weighting.weights(objective, u)
     if bool((w < 0).any()):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -220,7 +221,7 @@ def test_low_precision_u_is_refused():
 
 def test_diffusers_outputs_are_unwrapped():
     x0, noise = data((4, 3), dtype=torch.float32)
-    losses = Objective(Flow()).losses(lambda x, t: SimpleNamespace(sample=noise), x0, levels(4).float(), noise)
+    losses = Objective(Flow(), "eps").losses(lambda x, t: SimpleNamespace(sample=noise), x0, levels(4).float(), noise)
     assert losses.tolist() == [0.0] * 4
 
 
@@ -255,6 +256,15 @@ def test_noise_of_another_shape_is_refused():
 def test_unknown_settings(options, message):
     with pytest.raises(ValueError, match=message):
         Objective(Flow(), **options)
+
+
+@pytest.mark.parametrize(("process", "prediction"), [(DDPM.linear(), "eps"), (VE(), "eps"), (Flow(), "flow"), (EDM(), "edm")])
+def test_without_a_prediction_the_usual_one_of_the_process_is_meant(process, prediction):
+    objective = Objective(process, loss="l1")
+    assert objective == Objective(process, prediction, "l1") == Objective(process, None, "l1")
+    assert objective.prediction == prediction
+    assert Objective.usual(process) == Objective(process)
+    assert replace(objective, prediction="x0").prediction == "x0"
 
 
 def test_integer_images_are_refused():

@@ -254,6 +254,11 @@ def test_preview_equals_the_weighting_itself():
     np.testing.assert_allclose(curves.w / w, (curves.w / w)[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("process", [Flow(), EDM()])
+def test_without_an_objective_other_samplers_are_shown_with_weights_of_the_eps_loss(process):
+    np.testing.assert_allclose(preview(Uniform(process), None, process).w, 1.0, rtol=1e-6)
+
+
 def test_a_learning_sampler_is_shown_with_what_it_takes_the_model_to_predict():
     """The weight that it carries is that of a flow's own loss; as if that were the eps-loss, the curve would be another."""
     process = Flow()

@@ -334,7 +334,7 @@ def test_learned_leaves_the_callers_random_state():
 
 def test_learned_starts_at_one():
     learned = Learned()
-    objective, u = Objective(Flow()), inner().float()
+    objective, u = Objective(Flow(), "eps"), inner().float()
     assert bool((learned(objective, u) == 1).all())
     torch.testing.assert_close(learned.weighted(u, objective, u), u)
     state = learned.state_dict()

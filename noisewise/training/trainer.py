@@ -70,6 +70,9 @@ class Trainer:
                 f"a micro-batch of {self.micro_batch} does not divide among {distributed.world_size()} processes: "
                 "choose another batch or accumulation"
             )
+        usual = self.objective.process.usual_prediction
+        if config.prediction == "eps" != usual:  # the default, which nobody may have chosen
+            tell(f"the model predicts eps; usual for the process {config.process} is --prediction {usual}")
         recipe = build(config.sampler, self.objective.process, objective=self.objective, seed=config.seed)
         self.sampler, self.weighting = recipe.sampler.to(self.device), recipe.weighting.to(self.device)
         for part in self.sampler.modules():

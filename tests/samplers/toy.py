@@ -14,7 +14,7 @@ class Toy:
     ) -> None:
         self.recipe = build(spec, process, **settings)
         self.sampler: Sampler = self.recipe.sampler
-        self.objective = Objective(process)
+        self.objective = Objective(process, "eps")
         torch.manual_seed(0)
         self.inner = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 2))
         self.model = wrap(self.inner)

@@ -93,6 +93,27 @@ def test_pictures_with_dropout_do_not_change_training(tmp_path):
     assert sorted(path.name for path in (folders[1] / "samples").iterdir())[-1] == "step-00000012.png"
 
 
+@pytest.mark.parametrize(
+    ("process", "prediction", "said"),
+    [
+        (
+            "flow:time_scale=1000",
+            "eps",
+            "the model predicts eps; usual for the process flow:time_scale=1000 is --prediction flow",
+        ),
+        ("edm", "eps", "the model predicts eps; usual for the process edm is --prediction edm"),
+        ("flow", "flow", None),
+        ("flow", "x0", None),
+        ("cosine", "eps", None),
+        ("cosine", "v", None),
+    ],
+)
+def test_a_prediction_of_noise_where_it_is_unusual_is_told(process, prediction, said, tmp_path):
+    heard = Heard()
+    Run(tiny(out=str(tmp_path / "run"), process=process, prediction=prediction), progress=heard).close()
+    assert heard.messages == ([said] if said else [])
+
+
 def test_no_samples_are_no_error(tmp_path):
     folder = train(logged(tiny(out=str(tmp_path / "run")), samples_every=4, samples=0))
     assert not (folder / "samples").exists()
