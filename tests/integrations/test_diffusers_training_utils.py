@@ -171,6 +171,9 @@ def test_fixed_specs_draw_inside_the_list(spec):
 def test_what_takes_more_than_u_is_an_error_that_shows_the_loop(spec, why):
     with pytest.raises(SpecError, match=why) as error:
         ours.compute_density_for_timestep_sampling(spec, 4)
+    with pytest.raises(SpecError) as also:
+        ours.compute_loss_weighting_for_sd3(spec, torch.rand(4))
+    assert str(also.value) == str(error.value)
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 3)
     model_input = torch.randn(8, 3)
@@ -212,7 +215,7 @@ def test_weights_are_those_of_diffusers_and_finite_at_the_ends(scheme):
     assert ours.compute_loss_weighting_for_sd3(scheme, sigmas.bfloat16()).dtype == torch.float32
 
 
-@pytest.mark.parametrize("spec", ["minsnr:gamma=5", "lognormal:mean=1+minsnr:gamma=5", "adaptive+minsnr"])
+@pytest.mark.parametrize("spec", ["minsnr:gamma=5", "lognormal:mean=1+minsnr:gamma=5"])
 def test_a_specs_weighting_is_that_of_the_flow_loss(spec):
     sigma = torch.linspace(0.01, 0.99, 99)
     snr = ((1 - sigma) / sigma) ** 2
@@ -245,6 +248,27 @@ def test_weights_that_are_no_function_of_sigma_are_errors_that_show_the_loop(spe
 def test_sigmas_must_be_a_floating_tensor(sigmas):
     with pytest.raises(TypeError, match="floating-point tensor"):
         ours.compute_loss_weighting_for_sd3("none", sigmas)
+
+
+@pytest.mark.parametrize("scheme", ["none", "sigma_sqrt", "cosmap", "minsnr"])
+@pytest.mark.parametrize("sigmas", [[0.0, 500.0, 1000.0], [0.5, -0.1], [0.5, float("nan")], [[80.0]]])
+def test_times_in_the_place_of_sigmas_are_refused(scheme, sigmas):
+    with pytest.raises(ValueError, match=r"sigmas must lie in \[0, 1\], got .* get_sigmas"):
+        ours.compute_loss_weighting_for_sd3(scheme, torch.tensor(sigmas))
+
+
+def test_a_sigma_that_the_shift_has_rounded_to_above_one_has_the_weight_of_one():
+    sigmas = FlowMatchEulerDiscreteScheduler(shift=1.15).sigmas
+    sigmas = torch.cat([sigmas, torch.tensor([1.0000001])])
+    weights = ours.compute_loss_weighting_for_sd3("minsnr", sigmas)
+    assert bool(torch.isfinite(weights).all())
+    assert torch.equal(weights[-1:], ours.compute_loss_weighting_for_sd3("minsnr", torch.ones(1)))
+    assert ours.compute_loss_weighting_for_sd3("minsnr", torch.ones(0)).shape == (0,)
+
+
+def test_sigmas_are_not_looked_at_while_they_are_traced():
+    weights = torch.func.vmap(lambda sigma: ours.compute_loss_weighting_for_sd3("sigma_sqrt", sigma))
+    assert weights(torch.tensor([0.5, 2.0])).tolist() == [4.0, 0.25]
 
 
 # Keeping the objective of a density

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from noisewise.integrations.diffusers.flow import ShiftedFlow
 from noisewise.integrations.diffusers.schedulers import table_prediction
-from noisewise.levels import middles
+from noisewise.levels import middles, visible
 from noisewise.objective import LOG_SNR_LIMIT, Objective, eps_error_per_prediction_error
 from noisewise.processes import Flow
 from noisewise.samplers import Mode, Sampler
@@ -24,6 +24,8 @@ from noisewise.weighting import EDMWeight, NoWeight, OfLogSNR, Simple, Weighting
 DIFFUSERS_SCHEMES = ("logit_normal", "mode", "sigma_sqrt", "cosmap", "none")
 LARGEST = 1 - 2.0**-24
 """The largest float32 below 1: u = 1 would index one past the end of the scheduler's list."""
+JUST_ABOVE = 1.0001
+"""A sigma of 1 may be rounded, but not so far."""
 SMALLEST_SIGMA = 1 / (1 + math.exp(LOG_SNR_LIMIT / 2))
 """Where weights that grow without bound towards sigma = 0 stop growing: the flow's sigma at the largest log SNR."""
 
@@ -125,17 +127,21 @@ def compute_loss_weighting_for_sd3(weighting_scheme: str, sigmas: Tensor | None 
 
     Args:
         weighting_scheme: a name of diffusers, or a spec such as "minsnr:gamma=5" or "lognormal+debiased". A spec's weight is of
-            the flow loss; scripts with `precondition_outputs` compute the x0-loss, which is sigma^2 times that.
+            the flow loss; scripts with `precondition_outputs` compute the x0-loss, which is sigma^2 times that. A sampler that
+            `compute_density_for_timestep_sampling` cannot draw, such as one that learns, is an error here too.
         sigmas: noise levels in [0, 1] of any shape and floating type.
     """
     if not isinstance(sigmas, Tensor) or not sigmas.is_floating_point():
         raise TypeError(f"sigmas must be a floating-point tensor, got {getattr(sigmas, 'dtype', type(sigmas).__name__)}")
-    sigma = sigmas.float()
+    sigma = _in_range(sigmas.float())
     if weighting_scheme == "sigma_sqrt":
         return sigma.clamp(min=SMALLEST_SIGMA) ** -2.0
     if weighting_scheme == "cosmap":
         return 2 / (math.pi * (1 - 2 * sigma + 2 * sigma**2))
-    weighting = NoWeight() if weighting_scheme in DIFFUSERS_SCHEMES else build(weighting_scheme, Flow()).weighting
+    if weighting_scheme in DIFFUSERS_SCHEMES:
+        return torch.ones_like(sigma)
+    _fixed_sampler(weighting_scheme)  # for its error: weights beside other draws would train another objective
+    weighting = build(weighting_scheme, Flow()).weighting
     if isinstance(weighting, NoWeight):
         return torch.ones_like(sigma)
     for factor in weighting.factors if isinstance(weighting, WeightProduct) else [weighting]:
@@ -145,6 +151,16 @@ def compute_loss_weighting_for_sd3(weighting_scheme: str, sigmas: Tensor | None 
                 f"schedule), so this function cannot compute it. Use it in the loop:{LOOP.format(spec=weighting_scheme)}"
             )
     return weighting.weights(Objective(Flow(), "flow"), sigma.flatten()).view(sigma.shape)
+
+
+def _in_range(sigma: Tensor) -> Tensor:
+    """sigma, with 1 for what a scheduler's shift has rounded to just above; times are an error where they can be looked at."""
+    if visible(sigma) and sigma.numel() and not bool(((sigma >= 0) & (sigma < JUST_ABOVE)).all()):
+        raise ValueError(
+            f"sigmas must lie in [0, 1], got {float(sigma.min()):g} to {float(sigma.max()):g}: hand over the noise levels, as "
+            "get_sigmas(timesteps) returns them, not the timesteps"
+        )
+    return torch.where((sigma > 1) & (sigma < JUST_ABOVE), 1.0, sigma)
 
 
 class DensityWeight(Weighting):
