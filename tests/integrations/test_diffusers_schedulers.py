@@ -28,6 +28,7 @@ from diffusers.schedulers import SchedulerMixin
 
 from noisewise import DDPM, EDM, AdaptiveSampler, build
 from noisewise.integrations.diffusers import ShiftedFlow, read_scheduler
+from noisewise.weighting import MinSNR
 from tests.samplers.specs import ALL_SPECS
 
 
@@ -129,6 +130,17 @@ def test_flow_levels_are_the_schedulers_own_in_the_other_order(kind, shift):
     torch.testing.assert_close(alpha + sigma, torch.ones(1000))
     assert sigma[0] < sigma[-1] == 1  # u = 0 is the least noise
     torch.testing.assert_close(objective.process.u_of_time(objective.process.time(u)), u, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shift", [1.32, 1.57, 2.14, 4.03])
+def test_a_last_level_that_the_shift_rounds_to_above_one_is_all_noise(shift):
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+    assert float(scheduler.sigmas.max()) > 1
+    objective, u = read_scheduler(scheduler), middles(1000)
+    assert float(objective.process.log_snr(u)[-1]) == -math.inf
+    assert bool(torch.isfinite(MinSNR().weights(objective, u)).all())
+    assert bool((objective.process.log_snr_rate(u) < 0).all())
+    assert bool((objective.process.time(u) == scheduler.timesteps.flip(0)).all())
 
 
 @pytest.mark.parametrize("shift", SHIFTS)

@@ -30,7 +30,8 @@ class ShiftedFlow(Discrete):
         even = torch.arange(1, steps + 1, dtype=torch.float32) / steps
         sigma = shift * even / (1 + (shift - 1) * even)
         exact = sigma.double()
-        log_snr = 2 * (torch.log1p(-exact) - torch.log(exact))  # -inf at the last level, which is all noise
+        below = exact.clamp(max=1)  # some shifts round the last level to just above
+        log_snr = 2 * (torch.log1p(-below) - torch.log(below))  # -inf at the last level, which is all noise
         self._tabulate(1 - exact, exact, log_snr, time=sigma * steps)
 
     def time(self, u: Tensor) -> Tensor:
