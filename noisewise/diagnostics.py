@@ -34,6 +34,15 @@ class KeepsPrecision(nn.Module):
         return self
 
 
+def check_per_sample(losses: Any, u: Tensor) -> None:
+    """An error unless there is one loss for each u."""
+    if not isinstance(losses, Tensor) or losses.shape != u.shape:
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(
+            f"losses must be one a sample, {tuple(u.shape)}, got {got}: average over a sample's elements but not over the batch"
+        )
+
+
 def even_edges(bins: int) -> Tensor:
     """bins + 1 numbers from 0 to 1, evenly spaced."""
     if bins < 1:
@@ -159,6 +168,7 @@ class Monitor(KeepsPrecision):
     @torch.no_grad()
     def update(self, draw: Any, losses: Tensor) -> None:
         """Take in one step; moves itself to the device of the losses."""
+        check_per_sample(losses, draw.u)
         if self.weights.device != losses.device:
             self.to(losses.device)
         batch = self.running.update(draw.u, losses.detach().float())

@@ -10,8 +10,15 @@ def over_samples(per_sample: Tensor, like: Tensor) -> Tensor:
     return per_sample.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
 
 
+def check_tensor(u: Tensor) -> None:
+    """An error if u is something else, such as the draw that it belongs to."""
+    if not isinstance(u, Tensor):
+        raise TypeError(f"u must be a tensor of noise levels, got {type(u).__name__}: hand over draw.u")
+
+
 def check_u(u: Tensor) -> Tensor:
     """`u` itself, if its type can tell timesteps apart."""
+    check_tensor(u)
     if u.dtype not in (torch.float32, torch.float64):
         raise TypeError(
             f"u must be float32 or float64, got {u.dtype}: with 8 bits of mantissa a bfloat16 u collapses "

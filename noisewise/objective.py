@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from noisewise.levels import over_samples
-from noisewise.processes import Process
+from noisewise.levels import check_tensor, over_samples
+from noisewise.processes import Process, check_process
 
 Prediction = Literal["eps", "x0", "v", "flow", "edm"]
 LossKind = Literal["mse", "l1", "huber"]
@@ -85,7 +85,7 @@ class Objective:
     sigma_data: float = 0.5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prediction", _or_usual(self.prediction, self.process))
+        object.__setattr__(self, "prediction", _or_usual(self.prediction, check_process(self.process)))
         check_prediction(self.prediction)
         if self.loss not in LOSS_KINDS:
             raise ValueError(f"unknown loss {self.loss!r}: choose one of {', '.join(LOSS_KINDS)}")
@@ -103,6 +103,7 @@ class Objective:
         """One loss a sample: noise `x0`, call `model(input, time, *args, **kwargs)` and compare; noise is drawn if absent."""
         if not x0.is_floating_point():
             raise TypeError(f"x0 must be floating-point, got {x0.dtype}: scale images to [-1, 1] first")
+        check_tensor(u)
         noise = torch.randn_like(x0) if noise is None else noise
         x_u = self.process.add_noise(x0, noise, u)
         output = model(self.model_input(x_u, u), self.process.time(u), *args, **kwargs)
@@ -170,6 +171,7 @@ class Objective:
 
         Exact for "mse" and "l1" (whose errors scale with sqrt(k)); for "huber" it is exact in the quadratic part.
         """
+        check_tensor(u)
         if self.prediction == "eps":
             return eps_weight
         k = eps_error_per_prediction_error(self.process.log_snr(u), self.prediction, self.sigma_data)

@@ -85,6 +85,14 @@ class Process(ABC):
         return alpha * x0 + sigma * noise
 
 
+def check_process(given: Any, which: str = "the first argument must be a Process, such as DDPM.linear()") -> Process:
+    """The process itself, if it is one."""
+    if isinstance(given, Process):
+        return given
+    hint = f"; noisewise.spec.build_process({given!r}) makes one" if isinstance(given, str) else ""
+    raise TypeError(f"{which}, got {repr(given)[:80]}{hint}")
+
+
 def check_same(process: Process, other: Process, whose: str) -> None:
     """Raise ValueError unless a u is the same noise level on both."""
     u = middles(100)

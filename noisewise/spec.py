@@ -63,7 +63,7 @@ def build(spec: str, process: Process | Objective, *, objective: Objective | Non
             target need it.
         common: settings for the outermost sampler that the spec does not give, such as seed=1.
     """
-    process, objective = split_objective(process, objective)
+    process, objective = split_objective(process, objective, "second")
     sampler_term, weighting = _terms(spec)
     inherited: dict[str, Any] = {"objective": objective}
     if any(term.name in WEIGHTINGS for term in parse(spec)):  # "adaptive+none" asks for no weight, "adaptive" for its own
@@ -247,13 +247,17 @@ def _unbracketed(text: str) -> str:
 
 
 def _call(term: Term, maker: Callable[..., Any], positional: list[Any], settings: dict[str, Any]) -> Any:
-    required = [name for name, parameter in _parameters(maker).items() if parameter.default is parameter.empty]
+    accepted = _parameters(maker)
+    required = [name for name, parameter in accepted.items() if parameter.default is parameter.empty]
     missing = [name for name in required if name not in settings]
     if missing:
         raise SpecError(f"{term.name} needs {', '.join(missing)}, as in {term.name}:{missing[0]}=...")
     try:
         return maker(*positional, **settings)
     except TypeError as error:
+        for name in settings:
+            if name not in accepted and f"unexpected keyword argument {name!r}" in str(error):
+                raise _unknown(f"setting of {term.name}", name, accepted, term.name) from None
         raise SpecError(f"{term.name}: {error}") from error
 
 

@@ -7,6 +7,7 @@ steps of a run, two runs or two machines can be compared level by level, and wha
     found = validate(losses_at, loader, objective, model=model)         # losses_at(batch, u, noise) -> one loss a sample
 """
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -228,6 +229,11 @@ def evaluation_mode(*parts: Any) -> Iterator[None]:
 def _check_arguments(model_or_losses: Any, batches: Any, objective: Any) -> None:
     if not callable(model_or_losses):
         raise TypeError(f"the model, or a function (batch, u, noise), must come first, got {type(model_or_losses).__name__}")
+    if not isinstance(model_or_losses, nn.Module) and not _takes_three(model_or_losses):
+        raise TypeError(
+            "a function is called as losses_at(batch, u, noise), which this one does not take, and returns one loss a sample: "
+            "for a model that is a function hand over lambda batch, u, noise: objective.losses(model, batch, u, noise)"
+        )
     if isinstance(batches, Tensor):
         raise TypeError("batches must be several, got one tensor: hand over x0.split(64), or list(x0) if its rows are batches")
     if not isinstance(objective, Objective):
@@ -240,6 +246,19 @@ def _check_arguments(model_or_losses: Any, batches: Any, objective: Any) -> None
             RuntimeWarning,
             stacklevel=4,  # torch.no_grad stands between
         )
+
+
+def _takes_three(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with three arguments, as far as its signature is known."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of what is not written in Python
+        return True
+    try:
+        signature.bind(None, None, None)
+    except TypeError:
+        return False
+    return True
 
 
 def _calling(model: nn.Module, objective: Objective) -> LossesAt:

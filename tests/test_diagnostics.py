@@ -243,6 +243,17 @@ def test_no_bins():
 # Monitor
 
 
+@pytest.mark.parametrize(
+    ("made", "got"),
+    [(lambda losses: losses.mean(), r"\(\)"), (lambda losses: losses[:3], r"\(3,\)"), (lambda losses: [0.1] * 4, "list")],
+)
+def test_losses_that_are_not_one_a_sample_are_explained(made, got):
+    monitor = Monitor(bins=4)
+    with pytest.raises(ValueError, match=rf"losses must be one a sample, \(4,\), got {got}: average over a sample's elements"):
+        monitor.update(Uniform(Flow()).sample(4), made(torch.rand(4)))
+    assert int(monitor.counts.sum()) == 0
+
+
 def test_the_monitors_counts_are_exact_and_do_not_decay():
     monitor, data = Monitor(bins=4, decay=0.5), batches()
     for u, losses in data:

@@ -11,6 +11,7 @@ from diffusers import DDPMScheduler
 
 from noisewise.objective import LOSS_KINDS, PREDICTIONS, Objective, eps_error_per_prediction_error
 from noisewise.processes import DDPM, EDM, PROCESSES, VE, Flow
+from noisewise.samplers import Uniform
 from noisewise.weighting import WEIGHTINGS
 
 SHAPES = {"vectors": (8, 5), "sequences": (8, 7, 3), "images": (8, 3, 4, 4), "scalars": (8,)}
@@ -265,6 +266,15 @@ def test_without_a_prediction_the_usual_one_of_the_process_is_meant(process, pre
     assert objective.prediction == prediction
     assert Objective.usual(process) == Objective(process)
     assert replace(objective, prediction="x0").prediction == "x0"
+
+
+def test_a_draw_in_the_place_of_u_is_refused():
+    objective = Objective(DDPM.linear())
+    draw = Uniform(objective.process).sample(4)
+    with pytest.raises(TypeError, match=r"u must be a tensor of noise levels, got Draw: hand over draw\.u"):
+        objective.losses(lambda x, t: x, torch.zeros(4, 2), draw)
+    with pytest.raises(TypeError, match=r"got Draw: hand over draw\.u"):
+        WEIGHTINGS["minsnr"]().weighted(torch.ones(4), objective, draw)
 
 
 def test_integer_images_are_refused():

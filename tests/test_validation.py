@@ -2,6 +2,7 @@
 
 import warnings
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -282,12 +283,26 @@ def test_losses_must_be_one_a_sample(made, got):
         ((network(), torch.randn(8, 2), OBJECTIVE), r"x0\.split\(64\)"),
         ((network(), [torch.randn(8, 2)], OBJECTIVE.process), "must be an Objective, .* got DDPM"),
         (([torch.randn(8, 2)], network(), OBJECTIVE), "must come first, got list"),
+        (
+            (lambda x, time: x, [torch.randn(8, 2)], OBJECTIVE),
+            r"called as losses_at\(batch, u, noise\).* objective\.losses\(model, ",
+        ),
     ],
-    ids=["one tensor", "a process", "the wrong way round"],
+    ids=["one tensor", "a process", "the wrong way round", "a model that is a function"],
 )
 def test_arguments_of_the_wrong_kind_name_the_fix(arguments, message):
     with pytest.raises(TypeError, match=message):
         validate(*arguments)
+
+
+def test_functions_of_any_make_that_take_a_batch_a_level_and_noise_are_called():
+    class Losses:
+        def __call__(self, batch, u, noise, scale=2.0):
+            return u * scale
+
+    expected = validate(Losses(), batches([2]), OBJECTIVE, levels=4)
+    for function in (lambda *given: given[1] * 2.0, partial(Losses(), scale=2.0), lambda batch, u, noise=None: u * 2.0):
+        assert torch.equal(validate(function, batches([2]), OBJECTIVE, levels=4).loss, expected.loss)
 
 
 def test_a_loader_that_shuffles_is_warned_of():

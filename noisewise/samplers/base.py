@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.diagnostics import KeepsPrecision
+from noisewise.diagnostics import KeepsPrecision, check_per_sample
 from noisewise.levels import check_range, middles, visible
-from noisewise.processes import Process
+from noisewise.processes import Process, check_process
 from noisewise.samplers.correction import Correction, effective_sample_size
 from noisewise.samplers.random import bits, checked_seed, stream_key, uniform_of, uniforms
 
@@ -69,11 +69,16 @@ class Draw:
         return Draw(**joined, x0=torch.cat(x0) if len(x0) == len(draws) else None, rows=draws[-1].rows)
 
 
-def check_process(process: Process) -> Process:
-    """The process itself, if it is one."""
-    if isinstance(process, Process):
-        return process
-    raise TypeError(f"the first argument must be a Process, such as DDPM.linear(), got {repr(process)[:80]}")
+def _joined(losses: Any) -> Tensor:
+    """The losses of several micro-batches as one tensor."""
+    parts = losses if isinstance(losses, Sequence) else ()
+    if parts and all(isinstance(one, Tensor) for one in parts):
+        return torch.cat([torch.atleast_1d(one) for one in parts])
+    of = next((f" of {type(one).__name__}" for one in parts if not isinstance(one, Tensor)), "")
+    raise TypeError(
+        "losses must be a tensor, one loss a sample, or with gradient accumulation a list of such tensors, got "
+        f"{type(losses).__name__}{of}: hand over losses.detach(), without .tolist(), .item() or .numpy()"
+    )
 
 
 def fine_grid(process: Process, device: torch.device | str) -> Tensor:
@@ -186,15 +191,9 @@ class Sampler(KeepsPrecision):
             loss_at: evaluates losses of the (last) batch at other u: `loss_at(rows, u)`.
         """
         one_draw = draw if isinstance(draw, Draw) else Draw.cat(draw)
-        one_losses = (
-            losses if losses is None or isinstance(losses, Tensor) else torch.cat([torch.atleast_1d(one) for one in losses])
-        )
+        one_losses = losses if losses is None or isinstance(losses, Tensor) else _joined(losses)
         if one_losses is not None:
-            if one_losses.shape != one_draw.u.shape:
-                raise ValueError(
-                    f"losses must be one a sample, {tuple(one_draw.u.shape)}, got {tuple(one_losses.shape)}: "
-                    "average over a sample's elements but not over the batch"
-                )
+            check_per_sample(one_losses, one_draw.u)
             one_losses = one_losses.detach().float()
         with self.feedback(one_draw, one_losses, loss_at):
             yield

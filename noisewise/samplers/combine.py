@@ -13,6 +13,7 @@ from noisewise.objective import Objective
 from noisewise.processes import Process, check_same
 from noisewise.samplers.base import Draw, LossAt, Sampler
 from noisewise.samplers.correction import Correction
+from noisewise.samplers.learning import check_weighting
 from noisewise.samplers.static import Tabulated, Uniform, bins_of
 from noisewise.weighting import Weighting
 
@@ -127,7 +128,7 @@ class Product(Tabulated):
         check_same(process, of.process, "what product is made of")
         u = middles(bins_of(process))
         with torch.no_grad():
-            mass = of.density(u) * weight.weights(objective or Objective.usual(process), u)
+            mass = of.density(u) * check_weighting(weight, "weight").weights(objective or Objective.usual(process), u)
         super().__init__(process, mass, **{"correction": of.correction, "draws": of.draws, **common})
 
 

@@ -10,24 +10,34 @@ from noisewise import distributed
 from noisewise.diagnostics import Skipped
 from noisewise.levels import first_ticks, middles
 from noisewise.objective import Objective
-from noisewise.processes import Process, check_same
-from noisewise.samplers.base import check_process, fine_grid
+from noisewise.processes import Process, check_process, check_same
+from noisewise.samplers.base import fine_grid
 from noisewise.samplers.histogram import Histogram, TableSampler
 from noisewise.weighting import Weighting, is_fixed
 
 BAD_STEPS = 100  # in a row that are an error, unless told otherwise
 
 
-def split_objective(given: Process | Objective, objective: Objective | None) -> tuple[Process, Objective | None]:
+def split_objective(
+    given: Process | Objective, objective: Objective | None, place: str = "first"
+) -> tuple[Process, Objective | None]:
     """The process and the objective, which may be given in one or beside each other."""
     if not isinstance(given, Objective):
-        process = check_process(given)
+        process = check_process(given, f"the {place} argument must be a Process, such as DDPM.linear(), or an Objective")
         if objective is not None:
             check_same(process, objective.process, "the objective")
         return process, objective
     if objective not in (None, given):
         raise ValueError("the objective is given twice, in place of the process and as objective=: leave one out")
     return given.process, given
+
+
+def check_weighting(given: Any, name: str) -> Weighting:
+    """The weighting itself, if it is one."""
+    if isinstance(given, Weighting):
+        return given
+    hint = f"; noisewise.spec.build_weighting({given!r}) makes one" if isinstance(given, str) else ""
+    raise TypeError(f"{name} must be a Weighting, such as MinSNR(), got {repr(given)[:80]}{hint}")
 
 
 class Learner(TableSampler):
@@ -65,6 +75,9 @@ class Learner(TableSampler):
             raise ValueError(f"floor must lie in [0, 1], got {floor}")
         if max_bad_steps is not None and max_bad_steps < 1:
             raise ValueError(f"max_bad_steps must be >= 1, got {max_bad_steps}")
+        for name, given in (("weighting", weighting), ("target", target)):
+            if given is not None:
+                check_weighting(given, name)
         self.table = table
         self.objective = objective or Objective.usual(process)
         # in tuples: these belong to the training loop, not to the sampler's state

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from noisewise.levels import middles
-from noisewise.processes import Process
-from noisewise.samplers.base import Sampler, check_process
+from noisewise.processes import Process, check_process
+from noisewise.samplers.base import Sampler
 from noisewise.samplers.histogram import Histogram, TableSampler
 
 BINS = 1000

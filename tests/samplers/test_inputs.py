@@ -5,7 +5,7 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 
-from noisewise import DDPM, SAMPLERS, Flow, Objective, build
+from noisewise import DDPM, SAMPLERS, Flow, Objective, SpecError, build
 from noisewise.samplers import AdaptiveSampler, Laplace, Mix, Product, Uniform
 from noisewise.weighting import MinSNR
 
@@ -35,7 +35,9 @@ MADE_OF_SAMPLERS = {"mix", "shift", "product", "curriculum", "switch"}  # which 
 @pytest.mark.parametrize("given", [DDPM.linear, "linear", None])
 def test_what_is_no_process_is_refused_by_name(name, given):
     settings = {"values": [1.0]} if name == "table" else {}
-    with pytest.raises(TypeError, match=r"the first argument must be a Process, such as DDPM\.linear\(\), got"):
+    with pytest.raises(
+        TypeError, match=r"the first argument must be a Process, such as DDPM\.linear\(\)(, or an Objective)?, got"
+    ):
         SAMPLERS[name](given, **settings)
 
 
@@ -45,6 +47,59 @@ def test_learning_samplers_take_an_objective(name):
     assert SAMPLERS[name](objective).objective is objective
     with pytest.raises(ValueError, match="the objective is given twice"):
         SAMPLERS[name](objective, objective=Objective(DDPM.cosine(), "eps"))
+
+
+@pytest.mark.parametrize("spec", ["uniform", "adaptive"])
+def test_a_name_is_no_process(spec):
+    with pytest.raises(
+        TypeError, match=r"the second argument must be a Process, .* or an Objective, got 'linear'; .*build_process"
+    ):
+        build(spec, "linear")
+    with pytest.raises(
+        TypeError, match=r"the first argument must be a Process, .* got 'linear'; .*build_process\('linear'\) makes"
+    ):
+        Objective("linear", "eps")
+    for given in (None, DDPM.linear, Objective(DDPM.linear())):
+        with pytest.raises(TypeError, match="the first argument must be a Process"):
+            Objective(given)
+
+
+@pytest.mark.parametrize("name", ["adaptive", "loss_moment", "gradient_variance", "paper_cifar10"])
+@pytest.mark.parametrize("setting", ["weighting", "target"])
+def test_what_is_no_weighting_is_refused_when_the_sampler_is_made(name, setting):
+    for given, hint in (("p2", r"'p2'; .*build_weighting\('p2'\) makes one"), (MinSNR, "class")):
+        with pytest.raises(TypeError, match=rf"{setting} must be a Weighting, such as MinSNR\(\), got .*{hint}"):
+            SAMPLERS[name](DDPM.linear(), **{setting: given})
+    with pytest.raises(TypeError, match="weight must be a Weighting"):
+        Product(DDPM.linear(), Uniform(DDPM.linear()), "p2")
+
+
+@pytest.mark.parametrize("spec", ["uniform", "adaptive", "paper_cifar10", "mix:of=adaptive"])
+def test_misspelt_settings_in_python_are_named(spec):
+    with pytest.raises(SpecError, match=r"unknown setting of \w+ 'sed': did you mean 'seed'\? Known: .*draws.*seed"):
+        build(spec, DDPM.linear(), sed=1)
+
+
+@pytest.mark.parametrize(
+    ("made", "got"),
+    [
+        (lambda losses: losses.tolist(), "list of float:"),
+        (lambda losses: losses.numpy(), "ndarray:"),
+        (lambda losses: [losses[:2], losses[2:].numpy()], "list of ndarray:"),
+        (lambda losses: 0.5, "float:"),
+        (lambda losses: [], "list:"),
+    ],
+)
+@pytest.mark.parametrize("spec", ["uniform", "adaptive"])
+def test_losses_that_are_no_tensors_are_explained(spec, made, got):
+    sampler = build(spec, DDPM.linear()).sampler
+    draw = sampler.sample(4)
+    with (
+        pytest.raises(TypeError, match=f"losses must be a tensor.*got {got}.*losses.detach"),
+        sampler.observe(draw, made(torch.rand(4))),
+    ):
+        pass
+    assert sampler.step == 0
 
 
 def test_observing_tensors_is_explained():

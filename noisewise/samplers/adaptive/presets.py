@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from noisewise.processes import DDPM, Process
+from noisewise.processes import DDPM, Process, check_process
 from noisewise.samplers.adaptive.sampler import AdaptiveSampler
-from noisewise.samplers.base import check_process
 from noisewise.weighting import VLB
 
 
