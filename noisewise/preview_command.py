@@ -6,6 +6,7 @@ noisewise preview --scheduler my-pipeline/ --sampler uniform --compare lognormal
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -89,17 +90,25 @@ def read_objective(args: argparse.Namespace) -> Objective:
     text = args.scheduler
     settings = {name: value for name in SCHEDULER_SETTINGS if (value := getattr(args, name)) is not None}
     if text.partition(":")[0].strip() in PROCESSES or not _is_path(text):
-        if settings:
-            name = next(iter(settings))
-            raise ValueError(
-                f"--{name} is for diffusers' schedulers; for {text} write shift:of=(uniform),shift=3 or {text}:..."
-            )
         objective = _named(text)
+        if settings:
+            name, value = next(iter(settings.items()))
+            raise ValueError(
+                f"--{name} is for diffusers' schedulers, and {text} is none: instead write {_instead(name, value)}"
+            )
     else:
         from noisewise.integrations.diffusers import read_scheduler
 
         objective = read_scheduler(Path(text), **settings)
     return objective if args.prediction is None else replace(objective, prediction=args.prediction)
+
+
+def _instead(name: str, value: float) -> str:
+    """What does the same as a setting of diffusers' schedulers where the process is named."""
+    if name in ("mean", "std"):
+        return f"--scheduler edm:{name}={value:g}"
+    shift = value if name == "shift" else math.exp(min(value, 700.0))
+    return f'--sampler "shift:of=(uniform),shift={shift:.4g}"'
 
 
 def _is_path(text: str) -> bool:
