@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from noisewise.samplers.gradient_variance import GradientVariance
 from noisewise.samplers.learning import Learner
 from noisewise.spec import build, build_process
 from noisewise.study.outcome import Comparison, Outcome
@@ -147,15 +148,29 @@ def _unlearned(comparison: Comparison) -> list[str]:
                 still.setdefault((one.sampler, one.process), []).append(step)
     return [
         f"{sampler}{_on(comparison, process)}: had not begun to learn, its draws were still uniform after {max(steps):,} "
-        "steps; a longer budget, or a shorter warmup, would show what learning does"
+        f"steps; a longer budget{_sooner(learners, max(steps))} would show what learning does"
         for (sampler, process), steps in still.items()
-        if _learns(sampler, process)
+        if (learners := _learners(sampler, process))
     ]
 
 
-def _learns(sampler: str, process: str) -> bool:
-    """Whether a spec's sampler, or one inside it, learns."""
-    return any(isinstance(part, Learner) for part in build(sampler, build_process(process)).sampler.modules())
+def _learners(sampler: str, process: str) -> list[Learner]:
+    """What learns in a spec's sampler: itself, or samplers inside it."""
+    return [part for part in build(sampler, build_process(process)).sampler.modules() if isinstance(part, Learner)]
+
+
+def _sooner(learners: Sequence[Learner], steps: int) -> str:
+    """The settings that kept samplers from learning within so many steps."""
+    found = {}
+    for part in (getattr(learner, "estimator", learner) for learner in learners):
+        warmup, every = getattr(part, "warmup", 0), getattr(part, "every", 1)
+        rounds = part.table.bins if isinstance(part, GradientVariance) else 1  # it measures one stratum at a time
+        if warmup > steps:
+            found["a shorter warmup"] = warmup
+        if every * rounds > steps or (warmup <= steps and steps // every * every < warmup):
+            found["a smaller every"] = every
+    named = " and ".join(f"{what} (now {value:,})" for what, value in found.items())
+    return f", or {named}," if named else ""
 
 
 def _lost(comparison: Comparison, one: Outcome) -> str:

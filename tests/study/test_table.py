@@ -326,15 +326,38 @@ def test_the_explanation_names_metric_baseline_and_the_weakness_of_few_seeds():
     assert "weak" not in one
 
 
-@pytest.mark.parametrize(("sampler", "learning"), [("adaptive", True), ("mix:of=(loss_moment)", True), ("minsnr", False)])
-def test_a_sampler_that_has_not_begun_to_learn_is_named(tmp_path, sampler, learning):
-    """Weights alone draw uniformly too, and nothing is to be said of them."""
-    made = planted(tmp_path, curves({"uniform": [20], sampler: [10]}))
+def late_sentences(folder, sampler):
+    """What is said of samplers that have not begun to learn, where one's draws stay uniform up to step 1,000."""
     late = "had not begun to learn, its draws were still uniform after 1,000 steps"
+    made = planted(folder, curves({"uniform": [20], sampler: [10]}))
     assert not any(late in sentence for sentence in findings(made)), "the planted densities are not flat"
     run = next(one.folder for one in made.outcomes if one.sampler == sampler)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     flat = [{**row, "density_by_level": [1.0] * 50} if "density_by_level" in row else row for row in rows]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in flat))
-    said = [sentence for sentence in findings(read_comparison(tmp_path)) if late in sentence]
+    return [sentence for sentence in findings(read_comparison(folder)) if late in sentence]
+
+
+@pytest.mark.parametrize(("sampler", "learning"), [("adaptive", True), ("mix:of=(loss_moment)", True), ("minsnr", False)])
+def test_a_sampler_that_has_not_begun_to_learn_is_named(tmp_path, sampler, learning):
+    """Weights alone draw uniformly too, and nothing is to be said of them."""
+    said = late_sentences(tmp_path, sampler)
     assert [sentence.startswith(f"{sampler}: ") for sentence in said] == [True] * learning
+
+
+@pytest.mark.parametrize(
+    ("sampler", "why"),
+    [
+        ("adaptive:warmup=1500", ", or a shorter warmup (now 1,500),"),
+        ("adaptive:warmup=0,every=2000", ", or a smaller every (now 2,000),"),
+        ("adaptive:warmup=900,every=800", ", or a smaller every (now 800),"),
+        ("mix:of=(adaptive:warmup=1500,every=2000)", ", or a shorter warmup (now 1,500) and a smaller every (now 2,000),"),
+        ("adaptive:estimator=lookahead,warmup=1500", ", or a shorter warmup (now 1,500),"),
+        ("paper_cifar10:every=2000", ", or a smaller every (now 2,000),"),
+        ("gradient_variance:every=100", ", or a smaller every (now 100),"),
+        ("loss_moment", ""),
+    ],
+)
+def test_what_kept_it_from_learning_is_named(tmp_path, sampler, why):
+    (said,) = late_sentences(tmp_path, sampler)
+    assert said.endswith(f"1,000 steps; a longer budget{why} would show what learning does")
