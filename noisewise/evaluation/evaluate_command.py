@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from noisewise.evaluation.precision import full_float32
 from noisewise.evaluation.preprocess import PREPROCESSING
 from noisewise.evaluation.trained import Trained, load_trained
 from noisewise.training.checkpoint import NAME
-from noisewise.training.data import SOURCES, Source, open_data
+from noisewise.training.config import Config
+from noisewise.training.data import SOURCES, Source, leaving_out_corrupt, open_data
 from noisewise.training.folder import RunFolder, environment
 from noisewise.training.parts import open_source
 from noisewise.weighting import VLB
@@ -52,7 +54,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--vlb", type=int, default=0, help="images for the bound in bits per dimension; 0 for none")
     made.add_argument("--variance", default="fixed_small", choices=VARIANCES, help="of the model in the bound")
     made.add_argument("--tf32", action="store_true", help="TF32 for the generated images' features: faster, FID moves by 0.001")
-    made.add_argument("--skip-corrupt", action="store_true", help="leave out image files that cannot be read, and count them")
+    made.add_argument(
+        "--skip-corrupt", action="store_true", help="leave out image files that cannot be read, real or generated"
+    )
     made.add_argument("--feature-batch", type=int, default=128, help="images at a time in the feature network")
     made.add_argument("--cache", type=Path, help="where statistics of real images are kept; the user's cache folder by default")
     made.add_argument("--json", type=Path, help="also write the result to this file")
@@ -123,10 +127,19 @@ def real_source(args: argparse.Namespace, trained: Trained | None, split: str) -
         name, _, path = args.data.partition(":")
         if name not in SOURCES:
             raise ValueError(f"--data {args.data!r}: write SOURCE:PATH with a source of {', '.join(SOURCES)}")
-        return open_data(name, path or None, split=split, options=args.data_options)
+        options = leaving_out_corrupt(name, args.data_options) if args.skip_corrupt else args.data_options
+        return open_data(name, path or None, split=split, options=options)
     if trained is None:
         raise ValueError("name the real images to compare with, as in --data cifar10:data/cifar10")
-    return open_source(trained.config, split)
+    return open_own(args, trained.config, split)
+
+
+def open_own(args: argparse.Namespace, config: Config, split: str) -> Source:
+    """The data that a run was trained on, or held-out ones beside them."""
+    if args.skip_corrupt:
+        data = replace(config.data, options=leaving_out_corrupt(config.data.source, config.data.options))
+        config = replace(config, data=data)
+    return open_source(config, split)
 
 
 def image_distances(
@@ -199,7 +212,7 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
     if args.vlb and trained.classes:
         raise ValueError("bits per dimension are for models without classes")
     try:
-        source = open_source(trained.config, "test")
+        source = open_own(args, trained.config, "test")
         check_classes(source, trained.classes)
     except (FileNotFoundError, ValueError) as error:
         if args.vlb:

@@ -143,17 +143,63 @@ def test_good_images_are_near_and_noise_is_far(evaluate, tmp_path):
     assert good < bad / 10
 
 
-def test_damaged_pictures_stop_it_unless_they_may_be_skipped(evaluate, tmp_path, capsys):
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    for number, picture in enumerate(digits("test")[:40]):
+def grey_folder(folder, count):
+    """A folder of pictures, one of them torn."""
+    folder.mkdir(parents=True)
+    for number, picture in enumerate(digits("test")[:count]):
         Image.fromarray(picture[0].numpy()).save(folder / f"{number:02d}.png")
     (folder / "torn.png").write_bytes((folder / "07.png").read_bytes()[:50])
+    return folder
+
+
+def test_damaged_pictures_stop_it_unless_they_may_be_skipped(evaluate, tmp_path, capsys):
+    folder = grey_folder(tmp_path / "pictures", 40)
     assert evaluate(folder, "--data", "digits") is None
     assert "torn.png" in capsys.readouterr().err
     result = evaluate(folder, "--data", "digits", "--skip-corrupt")
     assert "left out 1 of 41 pictures" in capsys.readouterr().err
     assert (result["images"], result["files"]["count"]) == (40, 40)
+
+
+@pytest.fixture
+def digits_network(monkeypatch):
+    """The small classifier for all grey 8 x 8 images: Inception's weights need not be here."""
+    from noisewise.evaluation import distances
+
+    def chosen(source, device, *settings):
+        return distances.Network(*distances.digits_features.load_digits_classifier(device), "digits", "digits-frechet")
+
+    monkeypatch.setattr(distances, "choose_network", chosen)
+
+
+@pytest.mark.usefixtures("digits_network")
+def test_damaged_real_pictures_are_skipped_too(run, evaluate, tmp_path, capsys):
+    grey_folder(tmp_path / "imgs", 40)
+    real = ("--data", f"folder:{tmp_path / 'imgs'}", "--data-options", '{"channels": 1}')
+    assert evaluate(run, *real) is None
+    assert "torn.png" in capsys.readouterr().err
+    result = evaluate(run, *real, "--skip-corrupt")
+    assert "left out 1 of 41 pictures" in capsys.readouterr().err
+    assert (result["images"], result["real_images"]) == (60, 40)
+    assert evaluate(run, "--data", "digits", "--skip-corrupt")["real_images"] == 1500  # nothing to skip
+
+
+@pytest.mark.usefixtures("digits_network")
+def test_damaged_pictures_of_the_run_s_own_data_are_skipped_too(evaluate, tmp_path, capsys):
+    data = tmp_path / "data"
+    torn = [grey_folder(data / split, 40) / "torn.png" for split in ("train", "test")]
+    contents = [file.read_bytes() for file in torn]
+    for file in torn:
+        file.unlink()
+    settings = ["--data.source", "folder", "--data.path", str(data), "--data.options", "{channels: 1}"]
+    options = ["--config", str(trained_once() / "config.yaml"), *settings, "--out", str(tmp_path / "other"), "--steps", "2"]
+    assert main(["train", *options]) == 0
+    for file, content in zip(torn, contents, strict=True):
+        file.write_bytes(content)
+    assert evaluate(tmp_path / "other") is None
+    assert "torn.png" in capsys.readouterr().err
+    result = evaluate(tmp_path / "other", "--skip-corrupt")
+    assert (result["real_images"], result["heldout"]["images"]) == (40, 20)
 
 
 def test_training_goes_on_after_an_evaluation_and_keeps_its_rows(run, evaluate):

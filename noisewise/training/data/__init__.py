@@ -64,9 +64,20 @@ def open_data(
 
 def check_option_names(source: str, opener: Callable[..., Source], options: Mapping[str, Any]) -> None:
     """Refuse options that the opener does not have, and list those it has."""
-    parameters = inspect.signature(opener).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    known = option_names(opener)
     unknown = [name for name in options if name not in known]
     if unknown:
         has = f"it has {', '.join(known)}" if known else "it has none"
         raise ValueError(f"data source {source!r} has no option {', '.join(map(repr, unknown))}: {has}")
+
+
+def option_names(opener: Callable[..., Source]) -> list[str]:
+    """The options that an opener has."""
+    parameters = inspect.signature(opener).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+
+
+def leaving_out_corrupt(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with `skip_corrupt` set, if the source has it: only files of images can be corrupt one by one."""
+    has_it = source in SOURCES and "skip_corrupt" in option_names(SOURCES[source])
+    return {**options, "skip_corrupt": True} if has_it else dict(options)
