@@ -195,8 +195,27 @@ def test_encode_and_then_train_on_the_latents(tmp_path, capsys):
     assert steps_of(tmp_path / "run") == [3, 6]
 
 
-def test_encode_needs_options_that_are_json(capsys):
+@pytest.mark.parametrize("text", ["{size: [16}", "[16]", "16", ""])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [(["encode", "--data=x", "--autoencoder=y", "--out=z"], "--options"), (["evaluate", "x"], "--data-options")],
+)
+def test_options_of_a_source_must_be_a_mapping(command, option, text, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["encode", "--data=x", "--autoencoder=y", "--out=z", "--options={size: 16}"])
+        main([*command, f"{option}={text}"])
     assert ended.value.code == 2
-    assert "--options" in capsys.readouterr().err
+    assert f"argument {option}: {text!r} is no mapping: write names and values in braces" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", ["{size: 16, labels: true}", '{"size":\t16, "labels": true}'])
+def test_options_of_a_source_are_yaml_or_json(options, tmp_path, capsys):
+    (tmp_path / "pictures").mkdir()
+    command = ["encode", f"--data={tmp_path / 'pictures'}", "--autoencoder=x", f"--out={tmp_path / 'out'}"]
+    assert main([*command, f"--options={options}"]) == 1
+    assert "holds no pictures" in capsys.readouterr().err  # so the options were taken
+
+
+def test_numbers_among_options_are_those_of_train():
+    from noisewise.training.options import read_mapping
+
+    assert read_mapping("{a: 1e-3, b: 1e5, c: '1e5', d: null}") == {"a": 1e-3, "b": 1e5, "c": "1e5", "d": None}

@@ -24,6 +24,7 @@ from noisewise.training.checkpoint import NAME
 from noisewise.training.config import Config
 from noisewise.training.data import SOURCES, Source, leaving_out_corrupt, open_data
 from noisewise.training.folder import RunFolder, environment
+from noisewise.training.options import read_mapping
 from noisewise.training.parts import open_source
 from noisewise.weighting import VLB
 
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         "--data", help="real images, as SOURCE:PATH (cifar10:data/cifar10, folder:images, digits); a run's own by default"
     )
     made.add_argument(
-        "--data-options", type=json.loads, default={}, help='settings of that source as JSON, such as {"size": 64}'
+        "--data-options", type=read_mapping, default={}, help="settings of that source as YAML, such as {size: 64}"
     )
     made.add_argument("--split", default="train", help="of the real images that distances are measured to")
     made.add_argument("--count", type=int, help="images that a run generates; default: 5000; 50000 for a headline figure")

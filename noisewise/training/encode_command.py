@@ -1,7 +1,6 @@
 """noisewise encode: the command line around data/encode.py."""
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
@@ -9,6 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from noisewise.training.data import SOURCES, open_data
 from noisewise.training.data.encode import encode
+from noisewise.training.options import read_mapping
 
 
 def main(arguments: list[str]) -> int:
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--data", required=True, help="where the images lie")
     parser.add_argument("--source", default="folder", choices=sorted(SOURCES), help="what they are (default: folder)")
     parser.add_argument("--split", default="train")
-    parser.add_argument("--options", type=json.loads, default={}, help='settings of the source as JSON, such as {"size": 256}')
+    parser.add_argument("--options", type=read_mapping, default={}, help="settings of the source as YAML, such as {size: 256}")
     parser.add_argument("--autoencoder", required=True, help="folder or hub id of a diffusers AutoencoderKL or VQModel")
     parser.add_argument("--subfolder", help="of the autoencoder, such as vae")
     parser.add_argument("--out", required=True, type=Path, help="a new folder")

@@ -4,8 +4,9 @@ A preset is a YAML file of this package; the order is preset, then --config file
 """
 
 import difflib
+import json
 import re
-from argparse import ArgumentError
+from argparse import ArgumentError, ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache
@@ -110,6 +111,20 @@ def with_words(config: Config, texts: Sequence[str], given: Sequence[str] = ()) 
             if isinstance(value, str) and name in kept and not {f"--{group}.options", f"--{group}.options.{name}"} & {*given}:
                 kept[name] = value
     return config
+
+
+def read_mapping(text: str) -> dict[str, Any]:
+    """Settings in YAML such as {size: 8}, as `train` reads those of its command line; the `type` of an option of argparse."""
+    try:
+        found = json.loads(text)  # YAML too, but PyYAML does not know all of it, such as tabs
+    except ValueError:
+        try:
+            found = get_loader("yaml")(text)
+        except yaml.YAMLError:
+            found = None
+    if not isinstance(found, dict):
+        raise ArgumentTypeError(f"{text!r} is no mapping: write names and values in braces, as in '{{size: 8}}'")
+    return found
 
 
 def _parsed(arguments: list[str]) -> Config:
