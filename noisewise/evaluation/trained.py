@@ -92,7 +92,7 @@ def load_trained(
         path,
         found.step,
         weights,
-        checkpoint.digest_of(found.path, "ema" if weights == "ema" else "model"),
+        found.digests[weights],
         model,
         Replay(with_labels(model), model),
         config.objective(),
@@ -118,10 +118,12 @@ def placed(model: nn.Module, shape: tuple[int, ...], classes: int, device: torch
 
 def _found(folder: Path, step: int | None, tell: Callable[[str], None]) -> checkpoint.Checkpoint:
     if step is not None:
-        steps = checkpoint.steps_in(folder)
-        if step not in steps:
-            raise FileNotFoundError(f"{folder} has no checkpoint of step {step}; it has {', '.join(map(str, steps)) or 'none'}")
-        return checkpoint.load(folder / checkpoint.name_of(step))
+        path = folder / checkpoint.name_of(step)
+        named = checkpoint.load_if_there(path) if step in checkpoint.steps_in(folder) else None
+        if named is None:
+            there = ", ".join(map(str, checkpoint.steps_in(folder))) or "none"
+            raise FileNotFoundError(f"{folder} has no checkpoint of step {step}; it has {there}")
+        return named
     found = checkpoint.newest_for_all(folder, tell)
     if found is None:
         raise FileNotFoundError(f"{folder} has no checkpoint yet: let the run train for longer")

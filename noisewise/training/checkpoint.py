@@ -46,6 +46,7 @@ class Checkpoint:
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
     path: Path
+    digests: dict[str, str]  # the SHA-256 of each part's file
 
 
 def name_of(step: int) -> str:
@@ -106,18 +107,24 @@ def load(path: Path) -> Checkpoint:
         state = json.loads((path / "state.json").read_text())
         parts = [name for name in files if name.endswith(".safetensors")]
         tensors = {name.removesuffix(".safetensors"): safetensors.torch.load_file(path / name) for name in parts}
+        digests = {name.removesuffix(".safetensors"): str(files[name]["sha256"]) for name in parts}
     except CheckpointError:
         raise
     except (OSError, ValueError, LookupError, TypeError, RecursionError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path.name}: state.json is not an object")
-    return Checkpoint(step, tensors, state, path)
+    return Checkpoint(step, tensors, state, path, digests)
 
 
-def digest_of(path: Path, part: str) -> str:
-    """The SHA-256 that the manifest has for a part."""
-    return str(json.loads((path / "manifest.json").read_text())["files"][f"{part}.safetensors"]["sha256"])
+def load_if_there(path: Path) -> Checkpoint | None:
+    """A checkpoint, or None if it was removed before it was read."""
+    try:
+        return load(path)
+    except CheckpointError:
+        if path.exists():
+            raise
+        return None
 
 
 def _check_plain_file(path: Path, name: str) -> None:
@@ -149,26 +156,38 @@ def newest_name(folder: Path) -> str | None:
 
 
 def newest(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; `tell` is told of each that is not. None if there is none at all."""
-    steps = steps_in(folder)
-    for step in reversed(steps):
+    """The newest checkpoint that is whole; `tell` is told of each that is not. None if there is none at all.
+
+    One that vanishes on the way is no broken one: a run that trains removes old ones when it has written new ones.
+    """
+    broken: set[int] = set()
+    while steps := [step for step in steps_in(folder) if step not in broken]:
+        path = folder / name_of(steps[-1])
         try:
-            return load(folder / name_of(step))
+            if found := load_if_there(path):
+                return found
         except CheckpointError as error:
+            broken.add(steps[-1])
             tell(f"{error}; trying the one before")
-    if steps:
-        raise CheckpointError(f"none of the {len(steps)} checkpoints in {folder} can be used; start again with another --out")
+    if broken:
+        raise CheckpointError(f"none of the {len(broken)} checkpoints in {folder} can be used; start again with another --out")
     return None
 
 
 def newest_for_all(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
     """On every rank the checkpoint that is the newest whole one to the first rank: a run may go on writing meanwhile."""
-    found: Checkpoint | None = None
-    with distributed.together():
-        if distributed.rank() == 0:
-            found = newest(folder, tell)
-    step = int(distributed.from_first_rank(torch.tensor([-1 if found is None else found.step])))
-    return found if found is not None or step < 0 else load(folder / name_of(step))
+    while True:
+        found: Checkpoint | None = None
+        with distributed.together():
+            if distributed.rank() == 0:
+                found = newest(folder, tell)
+        step = int(distributed.from_first_rank(torch.tensor([-1 if found is None else found.step])))
+        if step < 0:
+            return None
+        with distributed.together():
+            found = found or load_if_there(folder / name_of(step))
+        if not distributed.largest(int(found is None), torch.device("cpu")):
+            return found
 
 
 def prune(folder: Path, keep: int, keep_every: int = 0) -> None:

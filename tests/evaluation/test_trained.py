@@ -1,10 +1,12 @@
 """What comes out of a run's folder is what the trainer held."""
 
+import hashlib
 import shutil
 
 import pytest
 import torch
 
+from noisewise.evaluation import trained as module
 from noisewise.evaluation.trained import load_trained
 from noisewise.training import checkpoint
 from noisewise.training.config import ModelConfig
@@ -61,7 +63,8 @@ def test_a_checkpoint_may_be_named_from_inside_its_folder(watched, monkeypatch):
 def test_it_knows_what_is_needed_to_generate_without_the_data(watched):
     trained = load_trained(watched[0])
     assert (trained.shape, trained.classes, trained.image, trained.latents, trained.clip) == ((1, 8, 8), 0, True, None, 1.0)
-    assert trained.digest == checkpoint.digest_of(checkpoint_of(watched[0], 12), "ema")
+    file = checkpoint_of(watched[0], 12) / "ema.safetensors"
+    assert trained.digest == hashlib.sha256(file.read_bytes()).hexdigest()
     assert load_trained(watched[0], weights="model").digest not in (trained.digest, "")
     assert not trained.model.training
     assert not any(parameter.requires_grad for parameter in trained.model.parameters())
@@ -90,6 +93,38 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path):
     damage(run, 6, "model")
     with pytest.raises(checkpoint.CheckpointError, match="none of the 2 checkpoints"):
         load_trained(run, tell=told.append)
+
+
+def test_a_checkpoint_that_is_removed_once_it_was_read_is_used(tmp_path, monkeypatch):
+    run, expected = copy_of_run(tmp_path), load_trained(trained_once()).digest
+
+    def built_while_the_run_goes_on(*args, **settings):
+        shutil.rmtree(run / "checkpoints")
+        return build_model(*args, **settings)
+
+    build_model = module.build_model
+    monkeypatch.setattr(module, "build_model", built_while_the_run_goes_on)
+    trained = load_trained(run)
+    assert (trained.step, trained.digest) == (12, expected)
+
+
+def test_a_checkpoint_that_is_removed_before_it_was_read_gives_way_to_a_newer_one(tmp_path, monkeypatch):
+    run, load = copy_of_run(tmp_path), checkpoint.load
+    shutil.rmtree(checkpoint_of(run, 6))
+
+    def replaced(path):
+        """As if the run had gone on: the one that was found is gone, and there is another."""
+        if path.name == checkpoint.name_of(12):
+            shutil.rmtree(path)
+            shutil.copytree(checkpoint_of(trained_once(), 6), checkpoint_of(run, 6))
+        return load(path)
+
+    monkeypatch.setattr(checkpoint, "load", replaced)
+    assert load_trained(run, tell=pytest.fail).step == 6
+    shutil.copytree(checkpoint_of(trained_once(), 12), checkpoint_of(run, 12))
+    shutil.rmtree(checkpoint_of(run, 6))
+    with pytest.raises(FileNotFoundError, match="no checkpoint of step 12; it has 6"):
+        load_trained(run, step=12)
 
 
 def test_what_is_missing_is_named(tmp_path):

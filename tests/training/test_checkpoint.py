@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from noisewise.training import checkpoint
 from noisewise.training.checkpoint import (
     TEMPORARY,
     UNUSABLE,
@@ -20,6 +21,7 @@ from noisewise.training.checkpoint import (
     load,
     name_of,
     newest,
+    newest_for_all,
     newest_name,
     prune,
     save,
@@ -196,6 +198,25 @@ def test_when_all_are_broken_that_is_an_error(folder):
     with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in .* can be used; start again"):
         newest(folder, told.append)
     assert ["step-00000003" in told[0], "step-00000001" in told[1]] == [True, True]
+
+
+def test_one_that_the_run_removes_meanwhile_is_not_called_broken(folder, monkeypatch):
+    def pruned_first(path):
+        if path.name == name_of(3) and path.exists():
+            save(folder, 5, tensors(), STATE)
+            prune(folder, keep=1)
+        return load(path)
+
+    monkeypatch.setattr(checkpoint, "load", pruned_first)
+    assert newest(folder, pytest.fail).step == 5
+
+
+def test_the_second_rank_waits_for_another_choice_when_the_first_one_s_is_gone(folder, monkeypatch):
+    chosen = iter([7, 3])  # the first rank has found 7, which was removed before the second could read it
+    monkeypatch.setattr(checkpoint.distributed, "rank", lambda: 1)
+    monkeypatch.setattr(checkpoint.distributed, "from_first_rank", lambda tensor: torch.tensor([next(chosen)]))
+    assert newest_for_all(folder, pytest.fail).step == 3
+    assert list(chosen) == []
 
 
 # Torn and changed
