@@ -26,6 +26,7 @@ from noisewise import distributed
 from noisewise.evaluation import digits_features
 from noisewise.evaluation.features import feature_batches
 from noisewise.evaluation.frechet import moments_distance
+from noisewise.evaluation.inception import FEATURES
 from noisewise.evaluation.kid import kid
 from noisewise.evaluation.moments import Moments
 from noisewise.evaluation.neighbours import density_coverage, precision_recall
@@ -39,6 +40,7 @@ from noisewise.training.data import Source
 METRICS = ("fid", "kid", "precision_recall", "density_coverage", "infinity", "interval", "sliced")
 NEED_FEATURES = ("kid", "precision_recall", "density_coverage", "infinity", "interval")
 NEED_REAL_FEATURES = ("kid", "precision_recall", "density_coverage")
+FEWEST = {"precision_recall": 4, "density_coverage": 6}  # images of both kinds: one more than neighbours
 SLICED_IMAGES = 2000  # pixels of so many images are compared
 
 Progress = Callable[[int], None]
@@ -52,6 +54,7 @@ class Network:
     id: str
     preprocessing: str
     metric: str
+    dim: int = FEATURES  # how many features it gives
 
 
 def choose_network(
@@ -62,7 +65,7 @@ def choose_network(
         if preprocessing == "clean-fid":
             raise ValueError("clean-fid is a way to resize images for Inception; the digits have a network of their own")
         module, name = digits_features.load_digits_classifier(device)
-        return Network(module, name, "digits", digits_features.METRIC)
+        return Network(module, name, "digits", digits_features.METRIC, digits_features.DIM)
     module, name = load_inception(weights, device)
     return Network(module, name, preprocessing, "fid")
 
@@ -86,8 +89,7 @@ def real_statistics(
     progress: Progress | None = None,
 ) -> Reference:
     """Statistics of the real images, from the cache if they were made before."""
-    if not source.image:
-        raise ValueError(f"{source.name} holds no images: name the data to compare with by --data")
+    check_real(source)
     key = Key(source.fingerprint(), network.id, network.preprocessing)
 
     def images() -> Iterable[Tensor]:
@@ -195,6 +197,28 @@ def check_metrics(metrics: Iterable[str]) -> tuple[str, ...]:
     if unknown:
         raise ValueError(f"unknown metric {unknown[0]!r}: choose from {', '.join(METRICS)}")
     return metrics
+
+
+def check_counts(metrics: Iterable[str], network: Network, images: int, real_images: int) -> None:
+    """Refuse what cannot be measured with so many images, before they are generated."""
+    more = "a run generates more with a larger --count"
+    for metric in metrics:
+        if metric == "infinity" and images < network.dim + 2:
+            raise ValueError(
+                f"infinity needs at least {network.dim + 2} images, as the network has {network.dim} features, "
+                f"got {images}; {more}"
+            )
+        if min(images, real_images) < FEWEST.get(metric, 2):
+            raise ValueError(
+                f"{metric} needs at least {FEWEST.get(metric, 2)} images of either kind, "
+                f"got {images} and {real_images} real ones; {more}"
+            )
+
+
+def check_real(source: Source) -> None:
+    """Refuse data that are no images."""
+    if not source.image:
+        raise ValueError(f"{source.name} holds no images: name the data to compare with by --data")
 
 
 def _flat(pixels: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+FEATURES = 2048
 SIZE = 299
 DIM = 2048
 

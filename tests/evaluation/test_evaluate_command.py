@@ -167,7 +167,7 @@ def digits_network(monkeypatch):
     from noisewise.evaluation import distances
 
     def chosen(source, device, *settings):
-        return distances.Network(*distances.digits_features.load_digits_classifier(device), "digits", "digits-frechet")
+        return distances.Network(*distances.digits_features.load_digits_classifier(device), "digits", "digits-frechet", 32)
 
     monkeypatch.setattr(distances, "choose_network", chosen)
 
@@ -249,13 +249,53 @@ def test_errors_say_what_to_do(run, evaluate, tmp_path, capsys):
         "--data-options are settings of --data": (run, "--data-options", '{"size": 3}'),
         "nothing was measured": (run, "--metrics", "none", "--heldout", 0),
         "there is no folder": (run, "--json", tmp_path / "nowhere" / "x.json"),
-        "infinity needs more images than the network has features, 32": (run, "--metrics", "fid,infinity", "--count", 33),
         "no option 'sizes'": (run, "--data", "digits", "--data-options", '{"sizes": 3}'),
     }
     for message, arguments in cases.items():
         assert evaluate(*arguments) is None, message
         assert message in capsys.readouterr().err
     assert rows(run) == []
+
+
+@pytest.mark.usefixtures("digits_network")
+def test_what_cannot_be_measured_is_refused_before_any_work(run, evaluate, tmp_path, capsys, monkeypatch):
+    from noisewise.evaluation import distances, evaluate_command
+
+    def work(*args, **settings):
+        raise RuntimeError("work was done first")
+
+    for place, name in ((evaluate_command, "predictions"), (distances, "real_statistics"), (evaluate_command, "make_set")):
+        monkeypatch.setattr(place, name, work)
+    np.save(tmp_path / "images.npy", digits("test")[:33].numpy())
+    np.save(tmp_path / "five.npy", digits("test")[:5].numpy())
+    np.save(tmp_path / "one.npy", digits("test")[:1].numpy())
+    np.save(tmp_path / "floats.npy", np.zeros((50, 7)))
+    cases = {
+        "infinity needs at least 34 images, as the network has 32 features, got 33": (
+            run,
+            "--metrics",
+            "fid,infinity",
+            "--count",
+            33,
+        ),
+        "infinity needs at least 34 images": (tmp_path / "images.npy", "--data", "digits", "--metrics", "infinity"),
+        "needs at least 4 images of either kind, got 3 and 1500": (run, "--count", 3, "--metrics", "precision_recall"),
+        "density_coverage needs at least 6 images": (
+            tmp_path / "five.npy",
+            "--data",
+            "digits",
+            "--metrics",
+            "density_coverage",
+        ),
+        "fid needs at least 2 images of either kind, got 60 and 1 real": (run, "--data", f"array:{tmp_path / 'one.npy'}"),
+        "unknown solver": (run, "--solver", "dim:steps=3"),
+        "holds no images": (run, "--data", f"array:{tmp_path / 'floats.npy'}"),
+    }
+    for message, arguments in cases.items():
+        assert evaluate(*arguments) is None, message
+        assert message in capsys.readouterr().err
+    assert evaluate(run, "--data", "digits", "--count", 34, "--metrics", "infinity") is None  # which is enough
+    assert "work was done first" in capsys.readouterr().err
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(run, evaluate, tmp_path, capsys):
