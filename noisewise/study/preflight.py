@@ -29,7 +29,10 @@ def check_all(folder: Path, plan: Plan, configs: list[Config]) -> None:
     if configs[0].parallel == "fsdp":
         raise ValueError("compare trains each run in one process: use parallel=ddp")
     parts = build_parts(configs[0])
-    check_classes(open_source(configs[0], "test"), parts.classes)  # for the held-out loss
+    try:
+        check_classes(open_source(configs[0], "test"), parts.classes)
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(f"compare needs held-out data, to measure the loss of every run on them: {error}") from error
     check_plan(folder, plan)
     for path in sorted((folder / "runs").glob("*/config.yaml")):
         if not is_false_start(path.parent):

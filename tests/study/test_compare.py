@@ -340,10 +340,18 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path, capsys):
     assert "is a file: name a folder" in capsys.readouterr().err
 
 
-def test_data_without_a_test_split_are_found_before_anything_is_trained(tmp_path):
-    np.save(tmp_path / "data.npy", np.zeros((32, 1, 8, 8), np.uint8))
-    configs = configs_in(tmp_path / "out", data=DataConfig(source="array", path=str(tmp_path / "data.npy")))
-    with pytest.raises((FileNotFoundError, ValueError), match="test"):
+def test_data_without_a_test_split_are_found_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("data.npy", np.zeros((32, 1, 8, 8), np.uint8))
+    configs = configs_in(tmp_path / "out", data=DataConfig(source="array", path="data.npy"))
+    needs = r"compare needs held-out data, .*: data\.npy has no file test\.npy, .* beside it, .*"
+    with pytest.raises(ValueError, match=needs + r"or give a folder with train\.npy and test\.npy"):
+        conduct(plan(), configs, Local())
+    Path("data.npy").rename("train.npy")
+    configs = configs_in(tmp_path / "out", data=DataConfig(source="array", path="."))
+    with pytest.raises(
+        ValueError, match=rf"{re.escape(str(tmp_path))} has no file test.npy, .* no split 'test': put one there"
+    ):
         conduct(plan(), configs, Local())
     assert not (tmp_path / "out").exists()
 

@@ -72,9 +72,11 @@ def split_file(path: Path, split: str) -> Path:
     for ending in ENDINGS:
         if (folder / (split + ending)).is_file():
             return folder / (split + ending)
-    raise FileNotFoundError(
-        f"{folder} has no file {split}.npy, {split}.npz or {split}.safetensors, so there is no split {split!r}"
-    )
+    missing = f"no file {split}.npy, {split}.npz or {split}.safetensors"
+    if path.is_file():
+        remedy = f"put one there, or give a folder with train.npy and {split}.npy"
+        raise FileNotFoundError(f"{path} has {missing} beside it, and so no split {split!r}: {remedy}")
+    raise FileNotFoundError(f"{folder.absolute()} has {missing}, and so no split {split!r}: put one there")
 
 
 def load_npy_pair(file: Path) -> Labelled:

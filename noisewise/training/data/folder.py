@@ -138,7 +138,9 @@ def split_folder(path: Path, split: str) -> tuple[Path, str | None]:
         raise FileNotFoundError(f"no such folder: {path}")
     if split != "train":
         if not (path / split).is_dir():
-            raise FileNotFoundError(f"{path} has no sub-folder {split!r}, so there is no such split: make one, or use train")
+            raise FileNotFoundError(
+                f"{path} has no sub-folder {split!r}, so there is no such split: make one with pictures in it"
+            )
         return path / split, None
     inside = {entry.name for entry in path.iterdir() if entry.is_dir() and not hidden(entry.name)}
     if "train" in inside and inside <= SPLIT_NAMES:  # otherwise "train" may well be a class, beside "bus" and "tram"
