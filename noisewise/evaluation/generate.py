@@ -49,8 +49,7 @@ def generate_batches(
     """
     if batch < 1:
         raise ValueError(f"batch must be >= 1, got {batch}")
-    if label is not None and not 0 <= label < classes:
-        raise ValueError(f"label {label} is not one of the model's {classes} classes (from 0)")
+    check_label(label, classes)
     solver, call = solver or default_solver(objective.process), replayed(model)
     for first in range(0, len(images), batch):
         numbers = torch.tensor(list(images[first : first + batch]), dtype=torch.int64)
@@ -64,6 +63,14 @@ def generate_batches(
             return normals(seed, here, draw, shape)
 
         yield numbers, solver.generate(estimate, objective.process, noise, clip=clip)
+
+
+def check_label(label: int | None, classes: int) -> None:
+    """Refuse a class that a model does not know."""
+    if label is not None and not classes:
+        raise ValueError(f"label {label} was asked for, but the model was trained without classes: leave it out")
+    if label is not None and not 0 <= label < classes:
+        raise ValueError(f"label {label} is not one of the model's {classes} classes (from 0)")
 
 
 def generate(model: Any, objective: Objective, shape: tuple[int, ...], count: int, **settings: Any) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from noisewise import distributed
 from noisewise.evaluation.common import PRECISIONS
 from noisewise.evaluation.decoding import Decoder
-from noisewise.evaluation.generate import generate_batches
+from noisewise.evaluation.generate import check_label, generate_batches
 from noisewise.evaluation.precision import full_float32
 from noisewise.evaluation.preprocess import to_uint8
 from noisewise.evaluation.solvers import Solver, default_solver
@@ -167,8 +167,7 @@ def image_set(
         raise ValueError("this model does not make images; use noisewise.evaluation.generate from Python to get its samples")
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}: choose one of {', '.join(PRECISIONS)}")
-    if label is not None and not 0 <= label < trained.classes:
-        raise ValueError(f"label {label} is not one of the model's {trained.classes} classes (from 0)")
+    check_label(label, trained.classes)
     if guidance != 1 and not trained.classes:
         raise ValueError("guidance needs a model that was trained with classes (model.conditional); leave it at 1")
     if guidance != 1 and not trained.config.model.label_dropout:

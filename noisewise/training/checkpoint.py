@@ -170,7 +170,9 @@ def newest(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
             broken.add(steps[-1])
             tell(f"{error}; trying the one before")
     if broken:
-        raise CheckpointError(f"none of the {len(broken)} checkpoints in {folder} can be used; start again with another --out")
+        raise CheckpointError(
+            f"none of the {len(broken)} checkpoints in {folder} can be used: the run has to be trained again, in another folder"
+        )
     return None
 
 

@@ -10,6 +10,7 @@ from argparse import ArgumentError, ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,44 @@ def load_config(path: Path) -> Config:
     Its text is parsed, not its path: jsonargparse goes to a file's folder while it reads it, and a process has one working
     directory for all threads. What another one began in that moment with a relative path would end up there.
     """
-    parser, text = _plain_parser(), path.read_text()
+    parser = _plain_parser()
     try:
+        text = path.read_text()
         return with_words(to_config(parser, parser.parse_string(text)), [text])
     except (ArgumentError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {_reason(parser, path, error)}") from error
+
+
+def check_file(parser: ArgumentParser, path: Path) -> None:
+    """Raise a ValueError with the path of a file of settings if something is wrong with it."""
+    try:
+        parser.parse_string(path.read_text())
+    except (ArgumentError, ValueError) as error:
+        raise ValueError(f"{path}: {_reason(parser, path, error)}") from error
+
+
+def _reason(parser: ArgumentParser, path: Path, error: Exception) -> str:
+    """What is wrong with a file that gave an error: no text, no YAML, no settings, misspelt ones, or what the error says."""
+    try:
+        content = get_loader("yaml")(path.read_text())
+    except UnicodeDecodeError:
+        return "this is no text: settings are written as YAML, one a line, as in steps: 1000"
+    except yaml.MarkedYAMLError as bad:
+        mark = bad.problem_mark or bad.context_mark
+        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        return f"this is no YAML{place}: {bad.problem or bad.context}"
+    except yaml.YAMLError:
+        return str(error)
+    if not isinstance(content, dict):
+        what = "there are no settings in it" if content is None else f"{str(content)[:40]!r} is no setting"
+        return f"{what}: write them as YAML, one a line, as in steps: 1000"
+    known = [option.removeprefix("--") for action in parser._actions for option in action.option_strings]
+    free = tuple(f"{group}.options" for group in FREE_FORM)
+    unknown = [name for name in dotted(content) if name not in known and not name.startswith(free)]
+    if not unknown or unknown[0] in (field.name for field in fields(Config)):  # a group with a single value
+        return str(error)
+    close = difflib.get_close_matches(unknown[0], known, 1)
+    return f"there is no setting {unknown[0]!r}" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
 def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[str] = ()) -> Config:
@@ -84,7 +118,9 @@ def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[
     """
     try:
         namespace = parser.parse_args(arguments)
-    except ArgumentError as error:
+    except (ArgumentError, UnicodeDecodeError) as error:
+        for file in config_files(arguments):
+            check_file(parser, file)
         known = [*others, *(option for action in parser._actions for option in action.option_strings)]
         names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
         free = tuple(f"--{group}.options." for group in FREE_FORM)
@@ -95,6 +131,13 @@ def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[
     files = [Path(str(file)) for file in namespace.config or [] if file is not None]
     texts = [file.read_text() for file in files if file.is_file()]
     return with_words(to_config(parser, namespace), texts, [word.partition("=")[0] for word in arguments])
+
+
+def config_files(arguments: Sequence[str]) -> list[Path]:
+    """The files that arguments name with --config, if they are there."""
+    after = [value for word, value in pairwise(arguments) if word == "--config"]
+    joined = [word.removeprefix("--config=") for word in arguments if word.startswith("--config=")]
+    return [Path(name) for name in (*after, *joined) if Path(name).is_file()]
 
 
 def with_words(config: Config, texts: Sequence[str], given: Sequence[str] = ()) -> Config:
@@ -182,5 +225,5 @@ def dotted(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Values that lie in one another, by dotted names."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found.update(dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+        found.update(dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
     return found

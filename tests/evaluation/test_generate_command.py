@@ -109,7 +109,7 @@ def test_errors_say_what_to_do(run, tmp_path, capsys):
         "count and chunk must be >= 1, got 4 and 0": (run, "--count", 4, "--batch", 0),
         "unknown solver 'dim'": (run, "--solver", "dim:steps=3"),
         "2000 steps were asked for, but the process has only 1000": (run, "--steps", 2000),
-        "label 3 is not one of the model's 0 classes": (run, "--label", 3),
+        "label 3 was asked for, but the model was trained without classes": (run, "--label", 3),
         "guidance needs a model that was trained with classes": (run, "--guidance", 2),
         "--out g.jpg: a grid is written as .png": (run, "--out", tmp_path / "g.jpg"),
         "writes a .npz file": (run, "--format", "npz", "--out", tmp_path / "folder"),

@@ -236,7 +236,7 @@ def test_bad_settings_are_named_before_anything_is_written(trained, tmp_path):
         "count and chunk must be >= 1, got 2 and 0": {"chunk": 0},
         "unknown format 'jpg': choose one of png, npy": {"format": "jpg"},
         "unknown precision 'fp8'": {"precision": "fp8"},
-        "label 3 is not one of the model's 0 classes": {"label": 3},
+        "label 3 was asked for, but the model was trained without classes": {"label": 3},
         "guidance needs a model that was trained with classes": {"guidance": 2.0},
         "interval must be": {"interval": (0.5, 0.2)},
     }

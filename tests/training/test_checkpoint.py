@@ -195,7 +195,10 @@ def test_when_all_are_broken_that_is_an_error(folder):
     for step in (1, 3):
         (folder / name_of(step) / "model.safetensors").unlink()
     told = []
-    with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in .* can be used; start again"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"none of the 2 checkpoints in .* can be used: the run has to be trained again, in another folder",
+    ):
         newest(folder, told.append)
     assert ["step-00000003" in told[0], "step-00000001" in told[1]] == [True, True]
 

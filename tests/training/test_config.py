@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass, replace
@@ -342,8 +343,8 @@ def test_there_is_no_suggestion_where_none_is_close_or_the_option_is_right(argum
         ("stpes: 3", "stpes"),
         ("model: {nme: unet}", "nme"),
         ("steps: {a: 1}", "steps"),
-        ("steps: [", "pars"),
-        ("- 1", "- 1"),
+        ("steps: [", "is no YAML"),
+        ("- 1", "is no setting"),
         ("model: null", "model must be a group of settings"),
         ("data: 5", "data must be a group of settings, got 5"),
         ("!!python/object/apply:os.system ['exit 1']", "python/object"),
@@ -521,11 +522,39 @@ def test_reading_a_file_never_leaves_the_working_directory(tmp_path, monkeypatch
     assert load_config(path) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("stepz: 3", "stepz"), ("steps: many", "steps"), ("steps: [", "parsing"), ("- 1", ""), ("optimizer: 3", "optimizer")],
-)
-def test_a_bad_file_is_a_value_error(tmp_path, text, said):
-    (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ValueError, match=f"config.yaml: .*{said}"):
-        load_config(tmp_path / "config.yaml")
+BAD_FILES = {
+    "stepz: 3": "there is no setting 'stepz'; did you mean 'steps'?",
+    "model:\n  nmae: dit": "there is no setting 'model.nmae'; did you mean 'model.name'?",
+    "zzz: 3": "there is no setting 'zzz'",
+    "1: 2": "there is no setting '1'",
+    "steps: many": 'Parser key "steps"',
+    "steps: [1\nseed: }": "this is no YAML in line 2, column 5: ",
+    "steps: 1: 2": "this is no YAML in line 1, column 9: mapping values are not allowed",
+    "- 1": "'[1]' is no setting: write them as YAML, one a line, as in steps: 1000",
+    "garbage": "'garbage' is no setting: write them as YAML",
+    "": "there are no settings in it: write them as YAML",
+    "\xff\xfe": "this is no text: settings are written as YAML",
+    "optimizer: 3": "optimizer",
+    "data:\n  options: [1]": 'Parser key "data.options"',
+}
+
+
+@pytest.mark.parametrize(("text", "said"), BAD_FILES.items())
+def test_a_bad_file_is_a_value_error_that_names_it(tmp_path, text, said):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=re.escape(f"{path}: {said}")):
+        load_config(path)
+
+
+@pytest.mark.parametrize(("text", "said"), BAD_FILES.items())
+@pytest.mark.parametrize("joined", [True, False])
+def test_so_it_is_on_the_command_line_among_good_ones(tmp_path, text, said, joined):
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("steps: 5\nmodel:\n  options:\n    anything: 3\n")
+    bad.write_bytes(text.encode("latin-1"))
+    files = [f"--config={good}", f"--config={bad}"] if joined else ["--config", str(good), "--config", str(bad)]
+    with pytest.raises(ValueError, match=re.escape(said)) as failure:
+        load_preset("digits", *files)
+    assert str(bad) in str(failure.value) or text == "optimizer: 3"
+    assert "good.yaml" not in str(failure.value)

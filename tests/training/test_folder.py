@@ -99,7 +99,8 @@ def test_other_pinned_settings_are_refused_with_their_names(folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("", "Unexpected config"), ("steps: [", "parsing config"), ("foreign: 1", "'foreign'")]
+    ("text", "message"),
+    [("", "config.yaml: there are no settings"), ("steps: [", "config.yaml: this is no YAML"), ("foreign: 1", "'foreign'")],
 )
 def test_settings_that_cannot_be_read_are_an_error_that_says_so(text, message, folder):
     folder.path.mkdir(parents=True)
