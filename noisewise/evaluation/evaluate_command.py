@@ -27,6 +27,7 @@ from noisewise.training.data import SOURCES, Source, leaving_out_corrupt, open_d
 from noisewise.training.folder import RunFolder, environment
 from noisewise.training.options import read_mapping
 from noisewise.training.parts import open_source
+from noisewise.training.writing import writing
 from noisewise.weighting import VLB
 
 
@@ -102,7 +103,8 @@ def main(arguments: list[str]) -> int:
             RunFolder(trained.folder).log(result)
         show(result)
         if args.json:
-            args.json.write_text(json.dumps(result, indent=1) + "\n")
+            with writing(f"--json {args.json}", args.json):
+                args.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 

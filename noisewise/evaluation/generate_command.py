@@ -14,6 +14,7 @@ from noisewise.evaluation.pictures import save_grid
 from noisewise.evaluation.sets import ImageSet, fill, image_set
 from noisewise.evaluation.solvers import Solver, default_solver
 from noisewise.evaluation.trained import WEIGHTS, Trained, load_trained
+from noisewise.training.writing import writing
 
 ENDINGS = {"npz": ".npz", "grid": ".png"}
 NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".zip")
@@ -68,13 +69,15 @@ def describe_set(args: argparse.Namespace, trained: Trained, folder: Path, count
     )
 
 
-def make_set(args: argparse.Namespace, trained: Trained, images: ImageSet, device: torch.device) -> None:
-    """Make what is missing of it."""
+def make_set(
+    args: argparse.Namespace, trained: Trained, images: ImageSet, device: torch.device, what: str | None = None
+) -> None:
+    """Make what is missing of it; `what` is how the user knows the place, if not by its folder."""
     decoder = None
     if trained.latents is not None:
         decoder = make_decoder(trained.latents, device, args.autoencoder, args.subfolder)
     share = sum(map(len, images.chunks()[distributed.rank() :: distributed.world_size()]))
-    with bar("generating", share) as advance:
+    with bar("generating", share) as advance, writing(what or str(images.folder), images.folder):
         fill(images, trained, device=device, decoder=decoder, batch=args.batch, progress=advance)
 
 
@@ -107,17 +110,21 @@ def main(arguments: list[str]) -> int:
         raise ValueError(
             f"--format {format} writes a {ENDINGS[format]} file: give --out a name that ends in it, not {out.name}"
         )
+    if format in ENDINGS and out.is_dir():
+        raise ValueError(f"--out {out} is a folder: name a {ENDINGS[format]} file, as in {out / f'images{ENDINGS[format]}'}")
     folder = out if format == "png" else out.with_name(out.name + ".parts")
     images = describe_set(args, trained, folder, args.count, "png" if format == "png" else "npy")
-    make_set(args, trained, images, device)
+    named = f"--out {out}" if args.out else str(out)
+    make_set(args, trained, images, device, named)
     if distributed.rank() == 0:
         if format != "png":
             everything = torch.cat(list(images.batches()))
-            if format == "npz":
-                with out.open("wb") as file:  # of a name, numpy would make another
-                    np.savez_compressed(file, images=everything.permute(0, 2, 3, 1).numpy())
-            else:
-                save_grid(everything, out)
+            with writing(named, out):
+                if format == "npz":
+                    with out.open("wb") as file:  # of a name, numpy would make another
+                        np.savez_compressed(file, images=everything.permute(0, 2, 3, 1).numpy())
+                else:
+                    save_grid(everything, out)
             images.remove()
         print(f"{args.count} images of step {trained.step} ({images.record['solver']}): {out}")
     return 0

@@ -28,6 +28,7 @@ from noisewise.study.worker import Job, forget_failure
 from noisewise.training.config import Config
 from noisewise.training.options import config_parser, parse_config, with_files
 from noisewise.training.signals import StopRequest
+from noisewise.training.writing import writing
 
 LONGEST = 80  # characters of a spec in the name of a folder
 
@@ -195,7 +196,8 @@ def alone(folder: Path) -> Iterator[None]:
     """No other comparison works in the folder within the block."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out {folder} is a file: name a folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(f"--out {folder}", folder):
+        folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

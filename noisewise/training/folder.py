@@ -22,6 +22,7 @@ import torch
 import noisewise
 from noisewise.training.config import Config
 from noisewise.training.options import as_yaml, changed, load_config
+from noisewise.training.writing import writing
 
 
 class FolderInUse(RuntimeError):
@@ -64,11 +65,12 @@ class RunFolder:
                 )
         elif not resume and (self.metrics_file.exists() or self.checkpoints.exists()):
             raise FileExistsError(f"{self.path} holds what a run has left, but no config.yaml: give another --out")
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._take_lock()
-        if not self.config_file.exists():
-            self.write_config(config)
-        self._append(self.path / "environment.jsonl", environment())
+        with writing(f"--out {self.path}", self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            if not self.config_file.exists():
+                self.write_config(config)
+            self._append(self.path / "environment.jsonl", environment())
         return others
 
     def write_config(self, config: Config) -> None:

@@ -298,6 +298,12 @@ def test_what_cannot_be_measured_is_refused_before_any_work(run, evaluate, tmp_p
     assert "work was done first" in capsys.readouterr().err
 
 
+def test_a_result_that_cannot_be_written_is_in_the_run_all_the_same(run, evaluate, capsys):
+    assert evaluate(run, "--metrics", "none", "--json", "/proc/x.json") is None
+    assert "--json /proc/x.json cannot be written: " in capsys.readouterr().err
+    assert len(rows(run)) == 1
+
+
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(run, evaluate, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     result = evaluate(run, "--cache", tmp_path / "file" / "cache")

@@ -101,7 +101,10 @@ def test_classes_and_guidance(tmp_path):
     assert np.array_equal(plain, nowhere)
 
 
-def test_errors_say_what_to_do(run, tmp_path, capsys):
+def test_errors_say_what_to_do(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "x.png").mkdir()
     cases = {
         "is no run: it has no config.yaml": (tmp_path / "none",),
         "no checkpoint of step 7; it has 6, 12": (run, "--step", 7),
@@ -112,11 +115,18 @@ def test_errors_say_what_to_do(run, tmp_path, capsys):
         "label 3 was asked for, but the model was trained without classes": (run, "--label", 3),
         "guidance needs a model that was trained with classes": (run, "--guidance", 2),
         "--out g.jpg: a grid is written as .png": (run, "--out", tmp_path / "g.jpg"),
+        "--out x.png is a folder: name a .png file, as in": (run, "--out", "x.png"),
+        "--out file cannot be written: file is a file, not a folder": (run, "--out", "file"),
+        "--out file/g.png cannot be written: ": (run, "--out", "file/g.png"),
+        "--out /proc/g.png cannot be written: /proc does not take it (": (run, "--out", "/proc/g.png"),
+        "--out /proc/g.npz cannot be written: ": (run, "--out", "/proc/g.npz"),
         "writes a .npz file": (run, "--format", "npz", "--out", tmp_path / "folder"),
     }
     for message, arguments in cases.items():
         assert generate(*arguments) == 1, message
-        assert message in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert message in said
+        assert ".parts" not in said
     assert not (run / "generated").exists(), "a refused command left something behind"
     assert generate(run, "--count", 2) == 0
     assert generate(run, "--count", 2, "--steps", 2) == 1

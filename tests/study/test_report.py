@@ -365,6 +365,9 @@ def test_the_command_says_where_it_wrote_and_what_it_does_not_know(tmp_path, cap
     assert "choose from png, svg, pdf" in capsys.readouterr().err
     assert cli.main(["report", str(tmp_path / "made"), "--out", str(tmp_path)]) == 1
     assert "name the HTML file" in capsys.readouterr().err
+    for option, place in (("--out", "/proc/x.html"), ("--figures", "/proc/x")):
+        assert cli.main(["report", str(tmp_path / "made"), option, place]) == 1
+        assert f"{option} {place} cannot be written: /proc does not take it (" in capsys.readouterr().err
     assert cli.main(["report", str(tmp_path / "made"), "--live", "--figures", "x"]) == 1
     assert "--live writes no files" in capsys.readouterr().err
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from noisewise.training.writing import writing
+
 FORMATS = ("png", "svg", "pdf")
 
 
@@ -23,7 +25,8 @@ class Analysis:
 
 def write_analysis(analysis: Analysis, folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write NAME.csv and a picture in each format; returns the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(f"--out {folder}", folder):
+        folder.mkdir(parents=True, exist_ok=True)
     table = folder / f"{analysis.name}.csv"
     with table.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(analysis.rows[0]))

@@ -111,6 +111,9 @@ def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
     texts = {"parameters": options.widths, "batch": options.batches, "T": options.steps_of_process}
     names = {"parameters": "--widths", "batch": "--batches", "T": "--steps-of-process"}
     lists = {name: whole_numbers(names[name], text) for name, text in texts.items()}
+    for word, instead in (("--batch", "--batches"), ("--sampler", "--samplers")):
+        if word in (given.partition("=")[0] for given in rest):
+            raise ValueError(f"analyze overhead takes {instead}, which may be a single one, not {word}")
     samplers = split_specs(options.samplers)
     config = parse_config(
         config_parser(prog="noisewise analyze"), with_files(rest, options.preset or ["digits"]), [*names.values()]

@@ -18,6 +18,7 @@ from noisewise.study.report.palette import Method
 from noisewise.study.report.pictures import Picture, corner, pictures_of, read_pixels
 from noisewise.study.report.subject import Subject, read_subject
 from noisewise.study.report.svg import FEW, axes_of
+from noisewise.training.writing import writing
 
 FORMATS = ("png", "svg", "pdf")
 STYLE: dict[Any, Any] = {
@@ -43,7 +44,8 @@ def write_figures(target: Path, folder: Path, formats: Sequence[str] = FORMATS) 
     subject = read_subject(Path(target))
     with mpl.rc_context(STYLE):
         drawn = all_figures(subject)
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        with writing(f"--figures {folder}", Path(folder)):
+            Path(folder).mkdir(parents=True, exist_ok=True)
         paths = []
         for name, figure in drawn.items():
             for kind in formats:

@@ -11,6 +11,7 @@ from noisewise.study.report.parts import breakable
 from noisewise.study.report.subject import Subject, read_subject
 from noisewise.study.report.svg import as_json, swatch
 from noisewise.training.folder import replace_file
+from noisewise.training.writing import writing
 
 HERE = Path(__file__).parent
 SECTIONS = (
@@ -29,10 +30,11 @@ def write_report(target: Path, out: Path | None = None) -> Path:
     """Write the report of a comparison's or a run's folder, by default into it; returns its path."""
     target = Path(target)
     page = render(read_subject(target))  # complete before anything is written
-    out = Path(out) if out is not None else target / "report.html"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(out, page)
-    return out
+    path = Path(out) if out is not None else target / "report.html"
+    with writing(str(path) if out is None else f"--out {path}", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, page)
+    return path
 
 
 def render(subject: Subject, live: str = "") -> str:

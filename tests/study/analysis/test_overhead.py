@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from noisewise.cli import main
 from noisewise.processes import DDPM
 from noisewise.spec import build
 from noisewise.study.analysis import cost_model, overhead
@@ -15,6 +16,13 @@ from noisewise.study.analysis.step_cost import LEAST, Times, configured, counted
 from noisewise.study.analysis.subject import opened
 from noisewise.training.options import load_preset
 from tests.training.tiny import tiny
+
+
+@pytest.mark.parametrize(("given", "instead"), [("--batch", "--batches"), ("--sampler", "--samplers")])
+@pytest.mark.parametrize("end", [["=16"], ["", "16"]])
+def test_settings_that_it_varies_itself_are_refused_not_ignored(given, instead, end, capsys):
+    assert main(["analyze", "overhead", "--preset", "digits", given + end[0], *end[1:]]) == 1
+    assert f"analyze overhead takes {instead}, which may be a single one, not {given}\n" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
