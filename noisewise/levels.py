@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 
 def over_samples(per_sample: Tensor, like: Tensor) -> Tensor:
@@ -29,9 +30,9 @@ def check_u(u: Tensor) -> Tensor:
 
 def visible(u: Tensor, wait: bool = False) -> bool:
     """Whether numbers can be looked at: nothing traces or records, and no device is waited for, unless we may `wait`."""
-    if u.device.type != "cpu" and (not wait or (u.is_cuda and torch.cuda.is_current_stream_capturing())):
+    if torch.compiler.is_compiling() or is_functorch_wrapped_tensor(u) or u.is_meta or _get_current_dispatch_mode() is not None:
         return False
-    return not torch.compiler.is_compiling() and not is_functorch_wrapped_tensor(u)
+    return u.device.type == "cpu" or (wait and not (u.is_cuda and torch.cuda.is_current_stream_capturing()))
 
 
 def check_range(u: Tensor, wait: bool = False) -> Tensor:

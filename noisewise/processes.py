@@ -89,7 +89,8 @@ def check_process(given: Any, which: str = "the first argument must be a Process
     """The process itself, if it is one."""
     if isinstance(given, Process):
         return given
-    hint = f"; noisewise.spec.build_process({given!r}) makes one" if isinstance(given, str) else ""
+    known = isinstance(given, str) and given.partition(":")[0] in PROCESSES
+    hint = f"; noisewise.spec.build_process({given!r}) makes one" if known else ""
     raise TypeError(f"{which}, got {repr(given)[:80]}{hint}")
 
 
@@ -146,8 +147,8 @@ class DDPM(Discrete):
     """A discrete schedule of T betas; u addresses timestep floor(u * T), t = 0 the least noise.
 
     Args:
-        betas: noise variances beta_t, T of them, each in (0, 1]; a last beta of 1 means zero terminal SNR. A table that falls
-            from above 0.5 is taken for one of alphas or of alphas_cumprod, and refused.
+        betas: noise variances beta_t, T of them, each in (0, 1]; a last beta of 1 means zero terminal SNR. Ten and more
+            that fall from above 0.9 are taken for alphas or alphas_cumprod, and refused.
     """
 
     def __init__(self, betas: Tensor) -> None:
@@ -156,7 +157,7 @@ class DDPM(Discrete):
             raise ValueError(f"betas must be a vector of at least one value, got shape {tuple(betas.shape)}")
         if not bool(((betas > 0) & (betas <= 1)).all()):
             raise ValueError("betas must lie in (0, 1]; is this a table of alphas_cumprod? then use DDPM.from_alphas_cumprod")
-        if float(betas[0]) > 0.5 and float(betas[-1]) == float(betas.min()) < float(betas[0]):
+        if len(betas) >= 10 and float(betas[0]) > 0.9 and float(betas[-1]) == float(betas.min()) < float(betas[0]):
             raise ValueError(
                 f"betas cannot begin at {float(betas[0]):.4g} and fall from there, to {float(betas[-1]):.4g}: is this a table "
                 "of alphas_cumprod? then use DDPM.from_alphas_cumprod; or of alphas? then hand over 1 - alphas"

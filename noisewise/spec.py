@@ -63,6 +63,8 @@ def build(spec: str, process: Process | Objective, *, objective: Objective | Non
             target need it.
         common: settings for the outermost sampler that the spec does not give, such as seed=1.
     """
+    if not isinstance(spec, str):
+        raise TypeError(f"build takes the spec first, a string such as 'adaptive', and then the process; got {repr(spec)[:80]}")
     process, objective = split_objective(process, objective, "second")
     sampler_term, weighting = _terms(spec)
     inherited: dict[str, Any] = {"objective": objective}

@@ -251,8 +251,8 @@ def _check_arguments(model_or_losses: Any, batches: Any, objective: Any) -> None
 def _takes_three(function: Callable[..., Any]) -> bool:
     """Whether a function can be called with three arguments, as far as its signature is known."""
     try:
-        signature = inspect.signature(function)
-    except ValueError:  # of what is not written in Python
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # of what is not written in Python, or says nonsense of itself
         return True
     try:
         signature.bind(None, None, None)

@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from noisewise import DDPM, SAMPLERS, Flow, Sampler, build
+from noisewise.levels import visible
 from noisewise.processes import Process
 from noisewise.samplers import base
 
@@ -145,3 +148,29 @@ def test_a_draw_that_a_compiler_traces_is_looked_at_later(monkeypatch: pytest.Mo
         sampler.sample(8)
     with pytest.raises(ValueError, match="no noise level"):
         sampler.sample(8)
+
+
+def test_a_first_draw_without_numbers_is_not_looked_at() -> None:
+    """Of shapes alone, as in an estimate of memory; or while something else than a compiler traces."""
+    assert build("adaptive", DDPM.linear()).sampler.sample(torch.empty(4, 2, device="meta")).u.shape == (4,)
+    sampler = build("uniform", DDPM.linear()).sampler
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert sampler.sample(torch.empty(4, 2)).u.shape == (4,)
+    assert make_fx(lambda x0: sampler.sample(x0).u)(torch.zeros(4, 2)) is not None
+
+
+def test_the_first_draw_compiles_in_one_piece() -> None:
+    sampler = build("uniform", DDPM.linear()).sampler
+    drawn = torch.compile(lambda x0: sampler.sample(x0).u, backend="eager", fullgraph=True)(torch.zeros(4, 2))
+    assert drawn.shape == (4,)
+
+
+def test_a_device_is_asked_whether_it_records_only_where_nothing_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler cannot trace that question."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+
+    class OnCuda:
+        device, is_cuda, is_meta = torch.device("cuda"), True, False
+
+    assert not visible(OnCuda(), wait=True)  # type: ignore[arg-type]

@@ -607,3 +607,12 @@ def test_a_recipe_taken_for_its_sampler_says_what_to_write():
     with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
         recipe.nothing()
     assert copy.deepcopy(recipe).spec == pickle.loads(pickle.dumps(recipe)).spec == recipe.spec
+
+
+def test_arguments_of_build_in_the_wrong_order_are_named():
+    with pytest.raises(TypeError, match=r"build takes the spec first.*then the process; got DDPM"):
+        build(DDPM.linear(), "adaptive")
+    with pytest.raises(TypeError, match=r"the second argument must be a Process.*got 'adaptive'$"):
+        build("uniform", "adaptive")
+    with pytest.raises(TypeError, match=r"build_process\('linear'\) makes one$"):
+        build("uniform", "linear")

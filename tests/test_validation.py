@@ -2,7 +2,7 @@
 
 import warnings
 from collections import namedtuple
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 
 import pytest
@@ -384,3 +384,25 @@ def test_what_goes_wrong_on_one_process_ends_both(ranks):
         assert "there are no batches" in rank["errors"]["missing"]
     assert "another process has failed" in ranks[0]["errors"]["one fails"]
     assert "on purpose" in ranks[1]["errors"]["one fails"]
+
+
+def test_a_function_is_judged_by_what_it_takes_itself():
+    """Not by what it wraps, nor by nonsense that it says of itself."""
+    objective = Objective(DDPM.linear(), "eps")
+
+    def of_two(x, time):
+        return x
+
+    @wraps(of_two)
+    def of_three(batch, u, noise):
+        return objective.losses(of_two, batch, u, noise)
+
+    class Odd:
+        __signature__ = 3
+
+        def __call__(self, batch, u, noise):
+            return objective.losses(of_two, batch, u, noise)
+
+    batches = [torch.zeros(4, 3)]
+    expected = validate(of_three, batches, objective).mean
+    assert validate(Odd(), batches, objective).mean == expected

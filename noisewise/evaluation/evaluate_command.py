@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
         result |= {"step": trained.step, "weights": trained.weights, "weights_sha256": trained.digest}
         if (args.heldout or args.vlb) and distributed.rank() == 0:
             with full_float32():
-                result |= predictions(args, trained, device)
+                result |= predictions(args, trained, device, needed=real is None)
     if real is not None:
         result |= image_distances(args, trained, images, metrics, real, network, device)
     if real is None and not {"heldout", "vlb"} & set(result) and distributed.rank() == 0:
@@ -222,15 +222,18 @@ def open_target(path: Path, skip_corrupt: bool, channels: int = 3) -> Source:
     return source
 
 
-def predictions(args: argparse.Namespace, trained: Trained, device: torch.device) -> dict[str, Any]:
-    """What the model itself is worth, on held-out data: loss by noise level and, if asked, bits per dimension."""
+def predictions(args: argparse.Namespace, trained: Trained, device: torch.device, needed: bool) -> dict[str, Any]:
+    """What the model itself is worth, on held-out data: loss by noise level and, if asked, bits per dimension.
+
+    Without such data there is no loss, which is an error if it is `needed`.
+    """
     if args.vlb and trained.classes:
         raise ValueError("bits per dimension are for models without classes")
     try:
         source = open_own(args, trained.config, "test")
         check_classes(source, trained.classes)
     except (FileNotFoundError, ValueError) as error:
-        if args.vlb:
+        if args.vlb or needed:
             raise
         print(f"no held-out loss: {error}")
         return {}

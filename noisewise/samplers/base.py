@@ -11,7 +11,7 @@ inverse CDF. The loop is always the same:
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +71,7 @@ class Draw:
 
 def _joined(losses: Any) -> Tensor:
     """The losses of several micro-batches as one tensor."""
-    parts = losses if isinstance(losses, Sequence) else ()
+    parts = list(losses) if isinstance(losses, Iterable) and not isinstance(losses, str) else []
     if parts and all(isinstance(one, Tensor) for one in parts):
         return torch.cat([torch.atleast_1d(one) for one in parts])
     of = next((f" of {type(one).__name__}" for one in parts if not isinstance(one, Tensor)), "")

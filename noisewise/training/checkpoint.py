@@ -186,10 +186,15 @@ def newest_for_all(folder: Path, tell: Callable[[str], None]) -> Checkpoint | No
         step = int(distributed.from_first_rank(torch.tensor([-1 if found is None else found.step])))
         if step < 0:
             return None
+        path = folder / name_of(step)
         with distributed.together():
-            found = found or load_if_there(folder / name_of(step))
+            found = found or load_if_there(path)
         if not distributed.largest(int(found is None), torch.device("cpu")):
             return found
+        if int(distributed.from_first_rank(torch.tensor([int(path.exists())]))):  # else the run has removed it: look again
+            raise CheckpointError(
+                f"{path} is there for the first process, but not for all: a run's folder must be one that all share"
+            )
 
 
 def prune(folder: Path, keep: int, keep_every: int = 0) -> None:

@@ -5,6 +5,7 @@ A preset is a YAML file of this package; the order is preset, then --config file
 
 import difflib
 import json
+import os
 import re
 from argparse import ArgumentError, ArgumentTypeError
 from collections.abc import Sequence
@@ -128,8 +129,8 @@ def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[
         close = [meant[0] for word in words if (meant := difflib.get_close_matches(word, known, 1))]
         hint = f"; did you mean {' or '.join(close)}?" if close and "nrecognized" in str(error) else ""
         raise ValueError(f"{error}{hint}") from error
-    files = [Path(str(file)) for file in namespace.config or [] if file is not None]
-    texts = [file.read_text() for file in files if file.is_file()]
+    files = [str(file) for file in namespace.config or [] if file is not None]
+    texts = [Path(file).read_text() for file in files if os.path.isfile(file)]
     return with_words(to_config(parser, namespace), texts, [word.partition("=")[0] for word in arguments])
 
 
@@ -137,23 +138,38 @@ def config_files(arguments: Sequence[str]) -> list[Path]:
     """The files that arguments name with --config, if they are there."""
     after = [value for word, value in pairwise(arguments) if word == "--config"]
     joined = [word.removeprefix("--config=") for word in arguments if word.startswith("--config=")]
-    return [Path(name) for name in (*after, *joined) if Path(name).is_file()]
+    return [Path(name) for name in (*after, *joined) if os.path.isfile(name)]  # others are settings written in one line
 
 
 def with_words(config: Config, texts: Sequence[str], given: Sequence[str] = ()) -> Config:
     """The configuration with the words among free options as its files have them, unless they were `given` as arguments too.
 
-    jsonargparse reads such words as YAML once more, and what is in quotes because it looks like a number becomes one.
+    jsonargparse reads such words as YAML once more, and what is in quotes because it looks like a number becomes one. What is
+    not exactly that comes from elsewhere, and stays.
     """
-    contents = [get_loader("yaml")(text) for text in texts]
+    read = get_loader("yaml")
+    contents = [content for text in texts if isinstance(content := read(text), dict)]
     for group in FREE_FORM:
-        groups = [content[group] for content in contents if content and isinstance(content.get(group), dict)]
-        written = [one["options"] or {} for one in groups if "options" in one] or [{}]
         kept = getattr(config, group).options
+        written = [one for content in contents if (one := _free_options(content, group)) is not None] or [{}]
         for name, value in written[-1].items():  # those of the last file replace all others
-            if isinstance(value, str) and name in kept and not {f"--{group}.options", f"--{group}.options.{name}"} & {*given}:
+            overridden = {f"--{group}", f"--{group}.options", f"--{group}.options.{name}"} & {*given}
+            word = isinstance(value, str) and name in kept and kept[name] != value and not overridden
+            if word and kept[name] == _read_twice(group, name, value):
                 kept[name] = value
     return config
+
+
+def _read_twice(group: str, name: str, word: str) -> Any:
+    """What jsonargparse makes of a word among free options."""
+    return _plain_parser().parse_string(yaml.safe_dump({group: {"options": {name: word}}}))[f"{group}.options"][name]
+
+
+def _free_options(content: dict[str, Any], group: str) -> dict[str, Any] | None:
+    """The free options in what a file says, if it has any: `options` below the group, or under a dotted key."""
+    inner = content.get(group)
+    found = inner.get("options", {}) if isinstance(inner, dict) and "options" in inner else content.get(f"{group}.options")
+    return found if isinstance(found, dict) else None
 
 
 def read_mapping(text: str) -> dict[str, Any]:
@@ -212,8 +228,13 @@ def changed(old: Config, new: Config) -> tuple[list[str], list[str]]:
     for name in {**before, **after}:
         if name != "out" and before.get(name) != after.get(name):
             fixed = name.partition(".")[0] in PINNED and name not in free
-            (pinned if fixed else others).append(f"{name}: {before.get(name)} -> {after.get(name)}")
+            (pinned if fixed else others).append(f"{name}: {_told_apart(before.get(name), after.get(name))}")
     return pinned, others
+
+
+def _told_apart(old: Any, new: Any) -> str:
+    """Two values side by side; with quotes around words where these make the difference."""
+    return f"{old!r} -> {new!r}" if str(old) == str(new) else f"{old} -> {new}"
 
 
 def flat(config: Config) -> dict[str, Any]:

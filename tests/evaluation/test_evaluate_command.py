@@ -336,7 +336,7 @@ def test_a_model_of_classes_needs_labels_of_held_out_data(tmp_path, evaluate, ca
         assert message in capsys.readouterr().out
 
 
-def test_held_out_data_that_are_not_there_are_told_and_only_a_wish_for_bits_fails(tmp_path, evaluate, capsys):
+def test_held_out_data_that_are_not_there_are_told_and_only_a_wish_for_nothing_else_fails(tmp_path, evaluate, capsys):
     np.save(tmp_path / "train.npy", digits()[:50].numpy())
     settings = ["--data.source", "array", "--data.path", str(tmp_path / "train.npy"), "--out", str(tmp_path / "other")]
     options = ["--config", str(trained_once() / "config.yaml"), *settings, "--steps", "2"]
@@ -345,5 +345,6 @@ def test_held_out_data_that_are_not_there_are_told_and_only_a_wish_for_bits_fail
     result = evaluate(tmp_path / "other", "--data", "digits")
     assert "heldout" not in result
     assert "no held-out loss" in capsys.readouterr().out
-    assert evaluate(tmp_path / "other", "--data", "digits", "--vlb", 2) is None
-    assert "no split 'test'" in capsys.readouterr().err
+    for wish in (["--data", "digits", "--vlb", 2], ["--metrics", "none", "--heldout", 4]):
+        assert evaluate(tmp_path / "other", *wish) is None
+        assert "no split 'test'" in capsys.readouterr().err

@@ -84,7 +84,7 @@ def test_misspelt_settings_in_python_are_named(spec):
     ("made", "got"),
     [
         (lambda losses: losses.tolist(), "list of float:"),
-        (lambda losses: losses.numpy(), "ndarray:"),
+        (lambda losses: losses.numpy(), "ndarray of float32:"),
         (lambda losses: [losses[:2], losses[2:].numpy()], "list of ndarray:"),
         (lambda losses: 0.5, "float:"),
         (lambda losses: [], "list:"),
@@ -100,6 +100,17 @@ def test_losses_that_are_no_tensors_are_explained(spec, made, got):
     ):
         pass
     assert sampler.step == 0
+
+
+@pytest.mark.parametrize(
+    "made", [iter, tuple, lambda parts: dict(enumerate(parts)).values()], ids=["iterator", "tuple", "values"]
+)
+def test_losses_of_micro_batches_may_be_in_anything_that_holds_several(made):
+    sampler = build("adaptive", DDPM.linear()).sampler
+    draws = [sampler.sample(2), sampler.sample(2)]
+    with sampler.observe(draws, made([torch.rand(2), torch.rand(2)])):
+        pass
+    assert sampler.step == 1
 
 
 def test_observing_tensors_is_explained():

@@ -215,11 +215,19 @@ def test_one_that_the_run_removes_meanwhile_is_not_called_broken(folder, monkeyp
 
 
 def test_the_second_rank_waits_for_another_choice_when_the_first_one_s_is_gone(folder, monkeypatch):
-    chosen = iter([7, 3])  # the first rank has found 7, which was removed before the second could read it
+    said = iter([7, 0, 3])  # the first rank has found 7, which is no longer there, and then 3
     monkeypatch.setattr(checkpoint.distributed, "rank", lambda: 1)
-    monkeypatch.setattr(checkpoint.distributed, "from_first_rank", lambda tensor: torch.tensor([next(chosen)]))
+    monkeypatch.setattr(checkpoint.distributed, "from_first_rank", lambda tensor: torch.tensor([next(said)]))
     assert newest_for_all(folder, pytest.fail).step == 3
-    assert list(chosen) == []
+    assert list(said) == []
+
+
+def test_a_folder_that_only_the_first_rank_sees_is_an_error(folder, monkeypatch):
+    said = iter([7, 1])
+    monkeypatch.setattr(checkpoint.distributed, "rank", lambda: 1)
+    monkeypatch.setattr(checkpoint.distributed, "from_first_rank", lambda tensor: torch.tensor([next(said)]))
+    with pytest.raises(CheckpointError, match=r"step-00000007 is there for the first process, but not for all"):
+        newest_for_all(folder, pytest.fail)
 
 
 # Torn and changed

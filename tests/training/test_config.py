@@ -279,6 +279,33 @@ def test_words_in_quotes_stay_words_among_the_options_of_data_and_model(group, t
     assert parsed("--config", str(path), "--steps=3") == replace(config, steps=3)
 
 
+def test_words_in_quotes_stay_words_under_a_dotted_key(tmp_path):
+    (tmp_path / "dotted.yaml").write_text('data.options: {name: "007"}')
+    assert parsed("--config", str(tmp_path / "dotted.yaml")).data.options == {"name": "007"}
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        ["--data={source: folder, options: {name: other}}"],
+        ["--data", "{options: {name: other}}"],
+        ["--config", "{data: {options: {name: other}}}"],
+        ["--config", "dotted.yaml"],
+        ["--data.options.name", "other"],
+    ],
+)
+def test_no_word_of_a_file_comes_before_what_is_given_after_it(later, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "first.yaml").write_text('data: {options: {name: "007"}}')
+    (tmp_path / "dotted.yaml").write_text("data.options: {name: other}")
+    assert parsed("--config", "first.yaml", *later).data.options == {"name": "other"}
+
+
+def test_a_mistake_in_long_settings_of_one_line_is_named():
+    with pytest.raises(ValueError, match="stepz"):
+        parsed("--config", "{name: " + 300 * "a" + ", stepz: 3}")
+
+
 def test_what_overrides_a_word_in_quotes_is_read_as_ever(tmp_path):
     first, second = str(tmp_path / "first.yaml"), str(tmp_path / "second.yaml")
     (tmp_path / "first.yaml").write_text('data: {options: {a: "12", b: "13"}}')
@@ -481,6 +508,12 @@ def test_a_change_is_named_exactly_if_the_setting_is_pinned(name):
     else:
         assert found == sorted([name, *([NEEDS[name][0]] if name in NEEDS else [])])
     assert changed(new, new) == ([], [])
+
+
+def test_a_word_that_became_a_number_is_told_apart_from_it():
+    old, new = Config(), Config()
+    old.data.options, new.data.options = {"size": 8}, {"size": "8"}
+    assert changed(old, new) == (["data.options.size: 8 -> '8'"], [])
 
 
 def test_a_change_shows_both_values():
