@@ -1,4 +1,4 @@
-"""A noise level u as a number: of which type and range, in which of n intervals, and how it meets a batch."""
+"""A noise level u as a number: its type and range, in which of n intervals it lies, how it meets a batch; edges of levels."""
 
 import torch
 from torch import Tensor

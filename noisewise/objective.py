@@ -72,7 +72,8 @@ class Objective:
 
     Args:
         process: how noise is added.
-        prediction: what the model's output stands for; by default what is usual for the process (`Objective.usual`).
+        prediction: what the model's output stands for; by default what models of the process usually
+            predict: the velocity of a flow, EDM's own output, the noise of any other.
         loss: "mse", "l1" or "huber".
         huber_delta: where Huber turns from quadratic to linear.
         sigma_data: the standard deviation of the data, for the "edm" prediction.
@@ -91,11 +92,6 @@ class Objective:
             raise ValueError(f"unknown loss {self.loss!r}: choose one of {', '.join(LOSS_KINDS)}")
         if not (self.huber_delta > 0 and self.sigma_data > 0):
             raise ValueError(f"huber_delta and sigma_data must be positive, got {self.huber_delta} and {self.sigma_data}")
-
-    @classmethod
-    def usual(cls, process: Process) -> "Objective":
-        """What models of a process usually predict: the velocity of a flow, EDM's own output, the noise of any other."""
-        return cls(process)
 
     def losses(
         self, model: Callable[..., Any], x0: Tensor, u: Tensor, noise: Tensor | None = None, *args: Any, **kwargs: Any

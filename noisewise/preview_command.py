@@ -120,7 +120,7 @@ def _named(spec: str) -> Objective:
         process = build_process(spec)
     except SpecError as error:
         raise SpecError(f"{error}; or the path of a diffusers scheduler_config.json, or of a folder with one") from None
-    return Objective.usual(process)
+    return Objective(process)
 
 
 def read_specs(args: argparse.Namespace) -> list[str]:

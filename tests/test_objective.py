@@ -264,7 +264,6 @@ def test_without_a_prediction_the_usual_one_of_the_process_is_meant(process, pre
     objective = Objective(process, loss="l1")
     assert objective == Objective(process, prediction, "l1") == Objective(process, None, "l1")
     assert objective.prediction == prediction
-    assert Objective.usual(process) == Objective(process)
     assert replace(objective, prediction="x0").prediction == "x0"
 
 

@@ -23,13 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.evaluation import digits_features
+from noisewise.evaluation import digits_features, inception
 from noisewise.evaluation.features import feature_batches
 from noisewise.evaluation.frechet import moments_distance
-from noisewise.evaluation.inception import FEATURES
 from noisewise.evaluation.kid import kid
 from noisewise.evaluation.moments import Moments
-from noisewise.evaluation.neighbours import density_coverage, precision_recall
+from noisewise.evaluation.neighbours import OF_DENSITY, OF_PRECISION, density_coverage, precision_recall
 from noisewise.evaluation.preprocess import to_uint8
 from noisewise.evaluation.reference import Key, Reference, reference
 from noisewise.evaluation.sliced import sliced_wasserstein
@@ -40,7 +39,7 @@ from noisewise.training.data import Source
 METRICS = ("fid", "kid", "precision_recall", "density_coverage", "infinity", "interval", "sliced")
 NEED_FEATURES = ("kid", "precision_recall", "density_coverage", "infinity", "interval")
 NEED_REAL_FEATURES = ("kid", "precision_recall", "density_coverage")
-FEWEST = {"precision_recall": 4, "density_coverage": 6}  # images of both kinds: one more than neighbours
+FEWEST = {"precision_recall": OF_PRECISION + 1, "density_coverage": OF_DENSITY + 1}  # images of both kinds
 SLICED_IMAGES = 2000  # pixels of so many images are compared
 
 Progress = Callable[[int], None]
@@ -54,7 +53,7 @@ class Network:
     id: str
     preprocessing: str
     metric: str
-    dim: int = FEATURES  # how many features it gives
+    dim: int = inception.DIM  # how many features it gives
 
 
 def choose_network(

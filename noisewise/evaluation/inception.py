@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-FEATURES = 2048
 SIZE = 299
 DIM = 2048
 

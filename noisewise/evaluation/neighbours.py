@@ -19,6 +19,7 @@ from noisewise.evaluation.moments import check_features
 from noisewise.evaluation.precision import full_float32
 
 BLOCK = 1000
+OF_PRECISION, OF_DENSITY = 3, 5  # the k of the papers
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def _prepared(real: Tensor, generated: Tensor, k: int, block: int) -> tuple[Tens
     return (real - centre).float(), (generated - centre).float()
 
 
-def precision_recall(real: Tensor, generated: Tensor, k: int = 3, block: int = BLOCK) -> PrecisionRecall:
+def precision_recall(real: Tensor, generated: Tensor, k: int = OF_PRECISION, block: int = BLOCK) -> PrecisionRecall:
     """Improved precision and recall of generated against real features."""
     real, generated = _prepared(real, generated, k, block)
     with full_float32():
@@ -88,7 +89,7 @@ def precision_recall(real: Tensor, generated: Tensor, k: int = 3, block: int = B
     return PrecisionRecall(float((in_real > 0).double().mean()), float((in_generated > 0).double().mean()), k)
 
 
-def density_coverage(real: Tensor, generated: Tensor, k: int = 5, block: int = BLOCK) -> DensityCoverage:
+def density_coverage(real: Tensor, generated: Tensor, k: int = OF_DENSITY, block: int = BLOCK) -> DensityCoverage:
     """Density and coverage of generated against real features."""
     real, generated = _prepared(real, generated, k, block)
     with full_float32():

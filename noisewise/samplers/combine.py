@@ -128,7 +128,7 @@ class Product(Tabulated):
         check_same(process, of.process, "what product is made of")
         u = middles(bins_of(process))
         with torch.no_grad():
-            mass = of.density(u) * check_weighting(weight, "weight").weights(objective or Objective.usual(process), u)
+            mass = of.density(u) * check_weighting(weight, "weight").weights(objective or Objective(process), u)
         super().__init__(process, mass, **{"correction": of.correction, "draws": of.draws, **common})
 
 

@@ -79,7 +79,7 @@ class Learner(TableSampler):
             if given is not None:
                 check_weighting(given, name)
         self.table = table
-        self.objective = objective or Objective.usual(process)
+        self.objective = objective or Objective(process)
         # in tuples: these belong to the training loop, not to the sampler's state
         self._weightings = (weighting, weighting if target is None else target)
         self._mean_target: Tensor | None = None

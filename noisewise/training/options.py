@@ -8,7 +8,8 @@ import json
 import os
 import re
 from argparse import ArgumentError, ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
@@ -73,17 +74,16 @@ def load_config(path: Path) -> Config:
     directory for all threads. What another one began in that moment with a relative path would end up there.
     """
     parser = _plain_parser()
-    try:
+    with _reading(parser, path):
         text = path.read_text()
         return with_words(to_config(parser, parser.parse_string(text)), [text])
-    except (ArgumentError, ValueError) as error:
-        raise ValueError(f"{path}: {_reason(parser, path, error)}") from error
 
 
-def check_file(parser: ArgumentParser, path: Path) -> None:
-    """Raise a ValueError with the path of a file of settings if something is wrong with it."""
+@contextmanager
+def _reading(parser: ArgumentParser, path: Path) -> Iterator[None]:
+    """Within the block a file of settings is read; what is wrong with it is a ValueError that names it."""
     try:
-        parser.parse_string(path.read_text())
+        yield
     except (ArgumentError, ValueError) as error:
         raise ValueError(f"{path}: {_reason(parser, path, error)}") from error
 
@@ -121,7 +121,8 @@ def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[
         namespace = parser.parse_args(arguments)
     except (ArgumentError, UnicodeDecodeError) as error:
         for file in config_files(arguments):
-            check_file(parser, file)
+            with _reading(parser, file):  # is it one of these?
+                parser.parse_string(file.read_text())
         known = [*others, *(option for action in parser._actions for option in action.option_strings)]
         names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
         free = tuple(f"--{group}.options." for group in FREE_FORM)
@@ -168,7 +169,7 @@ def _read_twice(group: str, name: str, word: str) -> Any:
 def _free_options(content: dict[str, Any], group: str) -> dict[str, Any] | None:
     """The free options in what a file says, if it has any: `options` below the group, or under a dotted key."""
     inner = content.get(group)
-    found = inner.get("options", {}) if isinstance(inner, dict) and "options" in inner else content.get(f"{group}.options")
+    found = inner["options"] if isinstance(inner, dict) and "options" in inner else content.get(f"{group}.options")
     return found if isinstance(found, dict) else None
 
 

@@ -35,7 +35,7 @@ class AdaptiveSampler(Learner):
 
     Args:
         process: the objective, that is the noising process and what the model predicts; or the process alone, if the model
-            predicts what is usual there (`Objective.usual`).
+            predicts what is usual there, as in `Objective(process)`.
         estimator: how to learn; one of `ESTIMATORS`. Its own settings may follow as keywords.
         floor: the share of uniform mass, so that no noise level is ever starved; by default the estimator's own: 0.35 for
             `loss`, where it also bounds the importance weights (docs/adaptive.md), and 0.2 for the others.
