@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import bells
-from noisewise.diagnostics import KeepsPrecision
-from noisewise.increments import scaled_variance_increment, vanishing_point
 from noisewise.levels import check_u, interval
+from noisewise.looking.monitor import KeepsPrecision
 from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
+from noisewise.process_increments import scaled_variance_increment, vanishing_point
 from noisewise.processes import DDPM, Process
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.diagnostics import Skipped
 from noisewise.levels import first_ticks, middles
+from noisewise.looking.monitor import Skipped
 from noisewise.objective import Objective
 from noisewise.processes import Process, check_process, check_same
 from noisewise.samplers.base import fine_grid
