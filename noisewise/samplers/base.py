@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from noisewise import distributed
 from noisewise.levels import check_range, middles, visible
-from noisewise.looking.monitor import KeepsPrecision, check_per_sample
 from noisewise.processes import Process, check_process
+from noisewise.running import KeepsPrecision, check_per_sample
 from noisewise.samplers.correction import Correction, effective_sample_size
 from noisewise.streams import bits, checked_seed, stream_key, uniform_of, uniforms
 

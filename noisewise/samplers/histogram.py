@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from noisewise.levels import interval
-from noisewise.looking.monitor import even_edges, wide
+from noisewise.running import even_edges, wide
 from noisewise.samplers.base import Sampler
 
 
