@@ -16,10 +16,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from noisewise.analysis.output import Analysis
-from noisewise.commands.compare import combinations, conduct
 from noisewise.samplers import SAMPLERS
 from noisewise.spec import Term, parse, split_specs
 from noisewise.study.budget import with_budget
+from noisewise.study.conduct import combinations, conduct
 from noisewise.study.launch import add_launcher_options, chosen_launcher
 from noisewise.study.outcome import Comparison, Outcome, Plan
 from noisewise.training.config import Config

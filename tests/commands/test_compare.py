@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from noisewise.commands.cli import main
-from noisewise.commands.compare import alone, combinations, conduct, run_name
 from noisewise.study.budget import with_budget
+from noisewise.study.conduct import alone, combinations, conduct, run_name
 from noisewise.study.launch import Local
 from noisewise.study.outcome import Plan, read_comparison
 from noisewise.training.config import DataConfig
