@@ -32,7 +32,7 @@ from throughput import CHANNELS
 from torch import Tensor, nn
 
 from noisewise import DDPM, Objective
-from noisewise.generation.images import generate
+from noisewise.generation.images import generate, to_uint8
 from noisewise.generation.replay import Replay
 from noisewise.generation.solvers import Solver
 from noisewise.metrics.distances import Network, compare_images
@@ -40,7 +40,6 @@ from noisewise.metrics.features import feature_batches
 from noisewise.metrics.frechet import moments_distance
 from noisewise.metrics.inception import DIM, Inception
 from noisewise.metrics.moments import Moments
-from noisewise.metrics.preprocess import to_uint8
 from noisewise.metrics.reference import Key, Reference, load_reference, save_reference
 from noisewise.metrics.weights import load_inception
 from noisewise.models.unet import UNet

@@ -1,17 +1,8 @@
-"""What the commands generate and evaluate share: device, processes, progress."""
-
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+"""Where a command computes: this machine's device, and the other processes if there are any."""
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from noisewise import distributed
 
 DEVICES = ("auto", "cpu", "cuda")
-PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def place(device: str) -> torch.device:
@@ -26,33 +17,3 @@ def prepare_processes(device: torch.device) -> torch.device:
     from accelerate import PartialState
 
     return PartialState(cpu=device.type == "cpu").device
-
-
-@contextmanager
-def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Progress in the first process, a bar in a terminal and a line at each tenth elsewhere.
-
-    The block is given a function that adds to what is done.
-    """
-    console = Console(stderr=True)
-    if distributed.rank() > 0 or not console.is_terminal:
-        yield _Tenths(what, total).add if distributed.rank() == 0 else lambda count: None
-        return
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count: progress.update(task, advance=count)
-
-
-class _Tenths:
-    """Prints a line at each tenth of the way, for log files; nothing for work that is done in one piece."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self.what, self.total, self.done, self.said = what, total, 0, 0
-
-    def add(self, count: int) -> None:
-        self.done += count
-        tenth = 10 * self.done // max(self.total, 1)
-        if tenth > self.said and count < self.total:
-            self.said = tenth
-            print(f"{self.what}: {self.done} of {self.total}", file=sys.stderr, flush=True)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.commands.devices import bar, place, prepare_processes
+from noisewise.commands.devices import place, prepare_processes
 from noisewise.commands.generate import describe_set, make_set, model_options
+from noisewise.commands.progress_bar import bar
 from noisewise.data import SOURCES, Source, leaving_out_corrupt, open_data
 from noisewise.generation.sets import ImageSet
 from noisewise.generation.trained import Trained, load_trained

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from noisewise import distributed
-from noisewise.commands.devices import DEVICES, PRECISIONS, bar, place, prepare_processes
+from noisewise.commands.devices import DEVICES, place, prepare_processes
+from noisewise.commands.progress_bar import bar
 from noisewise.generation.decoding import make_decoder
 from noisewise.generation.image_grid import save_grid
-from noisewise.generation.sets import ImageSet, fill, image_set
+from noisewise.generation.sets import PRECISIONS, ImageSet, fill, image_set
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import WEIGHTS, Trained, load_trained
 from noisewise.training.writing import writing

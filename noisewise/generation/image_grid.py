@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from noisewise.metrics.preprocess import to_uint8
+from noisewise.generation.images import to_uint8
 
 
 def grid(samples: Tensor, columns: int | None = None, gap: int | None = None, enlarge: int | None = None) -> NDArray[np.uint8]:

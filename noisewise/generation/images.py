@@ -78,3 +78,14 @@ def generate(model: Any, objective: Objective, shape: tuple[int, ...], count: in
     if count < 1:
         raise ValueError(f"count must be >= 1, got {count}")
     return torch.cat([samples for _, samples in generate_batches(model, objective, shape, range(count), **settings)])
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    """Model samples in [-1, 1] rounded to 8 bits, as a file would hold them; uint8 images as they are."""
+    if images.dtype == torch.uint8:
+        return images
+    if not images.is_floating_point():
+        raise TypeError(f"images must be uint8, or float in [-1, 1], got {images.dtype}")
+    if not bool(torch.isfinite(images).all()):
+        raise ValueError("images hold NaN or infinite values: the model that made them has diverged")
+    return ((images.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)

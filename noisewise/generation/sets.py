@@ -19,16 +19,15 @@ from PIL import Image
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.commands.devices import PRECISIONS
 from noisewise.generation.decoding import Decoder
-from noisewise.generation.images import check_label, generate_batches
+from noisewise.generation.images import check_label, generate_batches, to_uint8
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import Trained
-from noisewise.metrics.preprocess import to_uint8
 from noisewise.precision import full_float32
 from noisewise.training.run_folder import replace_file
 
 FORMATS = ("png", "npy")
+PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 RECORD = "generation.json"
 PNG_END = b"IEND\xaeB\x60\x82"
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from noisewise.generation.images import to_uint8
 from noisewise.metrics.features import features
-from noisewise.metrics.preprocess import to_uint8
 from noisewise.metrics.weights import digest
 
 FILE = "digits_classifier.safetensors"

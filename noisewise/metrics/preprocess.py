@@ -16,17 +16,6 @@ from torch import Tensor
 from noisewise.metrics.inception import SIZE
 
 
-def to_uint8(images: Tensor) -> Tensor:
-    """Model samples in [-1, 1] rounded to 8 bits, as a file would hold them; uint8 images as they are."""
-    if images.dtype == torch.uint8:
-        return images
-    if not images.is_floating_point():
-        raise TypeError(f"images must be uint8, or float in [-1, 1], got {images.dtype}")
-    if not bool(torch.isfinite(images).all()):
-        raise ValueError("images hold NaN or infinite values: the model that made them has diverged")
-    return ((images.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-
-
 def check_images(images: Tensor) -> Tensor:
     """`images` itself if it is a batch of 8-bit grey or colour images."""
     if images.dtype != torch.uint8:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from noisewise.data import Source
 from noisewise.generation.image_grid import save_grid
+from noisewise.generation.images import to_uint8
 from noisewise.generation.replay import Replay
 from noisewise.looking.validation import Validation
 from noisewise.metrics.distances import Network, choose_network, compare_images, real_statistics
 from noisewise.metrics.heldout import held_out_losses
-from noisewise.metrics.preprocess import to_uint8
 from noisewise.metrics.reference import Reference
 from noisewise.processes import DDPM
 from noisewise.study.outcome import Evaluation

@@ -11,11 +11,10 @@ from PIL import Image
 
 from noisewise.commands.cli import main
 from noisewise.generation.decoding import make_decoder
-from noisewise.generation.images import generate
+from noisewise.generation.images import generate, to_uint8
 from noisewise.generation.sets import image_set
 from noisewise.generation.solvers import Solver
 from noisewise.generation.trained import load_trained
-from noisewise.metrics.preprocess import to_uint8
 
 SMALL = {
     "down_block_types": ("DownEncoderBlock2D",) * 2,

@@ -13,11 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from noisewise.generation.images import generate
+from noisewise.generation.images import generate, to_uint8
 from noisewise.generation.sets import RECORD, ImageSet, fill, image_set
 from noisewise.generation.solvers import Solver
 from noisewise.generation.trained import load_trained
-from noisewise.metrics.preprocess import to_uint8
 from tests.generation.runs import trained_once
 
 SOLVER = Solver("ddim", 3)

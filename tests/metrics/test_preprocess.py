@@ -3,7 +3,8 @@ import pytest
 import torch
 from PIL import Image
 
-from noisewise.metrics.preprocess import PREPROCESSING, clean_fid, find_preprocessing, pytorch_fid, to_uint8
+from noisewise.generation.images import to_uint8
+from noisewise.metrics.preprocess import PREPROCESSING, clean_fid, find_preprocessing, pytorch_fid
 from noisewise.precision import full_float32
 
 
