@@ -35,20 +35,21 @@ import torch
 from rows import append
 from torch import Tensor
 
+from noisewise.analysis.gain_quality import spearman
+from noisewise.analysis.trial import RangeSampler, rewound
+from noisewise.generation.run_samples import run_samples
+from noisewise.looking.validation import Validation
 from noisewise.objective import Objective
 from noisewise.processes import DDPM, Process
 from noisewise.samplers import Sampler
 from noisewise.samplers.static import Uniform
-from noisewise.study.analysis.gain_quality import spearman
-from noisewise.study.analysis.trial import RangeSampler, rewound
 from noisewise.study.measure import distance_to_data, held_out_of
 from noisewise.training.config import Config, EMAConfig
-from noisewise.training.folder import environment, read_rows
 from noisewise.training.options import load_preset, plain
 from noisewise.training.run import Run
+from noisewise.training.run_folder import environment, read_rows
 from noisewise.training.signals import StopRequest
 from noisewise.training.trainer import Trainer
-from noisewise.validation import Validation
 from noisewise.weighting import P2, VLB, MinSNR, Weighting
 
 MEMORY = 4  # the branch's length over the time constant of its average
@@ -211,7 +212,7 @@ def branch_average(steps: int) -> EMAConfig:
 def measure(run: Run, images: int, held_out_images: int) -> dict[str, Any]:
     """The averaged weights as they are: distance of generated images, held-out losses, targets."""
     held_out = held_out_of(run, held_out_images)
-    metric, distance = distance_to_data(run, [run.generate(images)], print)
+    metric, distance = distance_to_data(run, [run_samples(run, images)], print)
     found = {"metric": metric, "distance": distance, "held_out": [round(value, 8) for value in held_out.loss.tolist()]}
     return found | {"targets": targets(held_out, run.trainer.objective)}
 

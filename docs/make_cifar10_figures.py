@@ -16,7 +16,7 @@ from tables import RESULTS, rows, spec_now  # makes the benchmarks known as modu
 from tables.curves import ranked
 from tables.field import CONTROLS, NAMES, named_runs, objectives
 
-from noisewise.study.report import write_figures
+from noisewise.report import write_figures
 
 from rebuild import rebuild  # isort: skip
 

@@ -20,13 +20,13 @@ import pytest
 import yaml
 from accelerate.state import AcceleratorState, PartialState
 
-from noisewise.cli import COMMANDS, main
-from noisewise.evaluation.distances import METRICS
-from noisewise.evaluation.solvers import SOLVERS
-from noisewise.evaluation.spacing import SPACINGS
-from noisewise.study.analysis import ANALYSES
-from noisewise.training.data import SOURCES
-from noisewise.training.models import MODELS
+from noisewise.analysis import ANALYSES
+from noisewise.commands.cli import COMMANDS, main
+from noisewise.data import SOURCES
+from noisewise.generation.solvers import SOLVERS
+from noisewise.generation.spacing import SPACINGS
+from noisewise.metrics.distances import METRICS
+from noisewise.models import MODELS
 from noisewise.training.options import PRESETS, preset_names
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -35,15 +35,15 @@ PAGES = sorted(str(path.relative_to(DOCS))[:-3] for path in DOCS.rglob("*.md") i
 NOISEWISE = re.compile(r"(?:python -m )?noisewise ")
 TINY = ["--batch=8", "--device=cpu", "--precision=fp32", "--log.samples=4", "--log.sample_steps=3"]
 SMALL = [*TINY, "--budget=2it", "--model.options.channels=8"]
+FEW = ["--points=1", "--levels=4", "--images=4"]
 SHORTER = {
     "train": [*TINY, "--log.trackers=[]"],
     "compare": [*SMALL, "--seeds=1", "--evaluate-at=1", "--images=8"],
     "generate": ["--count=8", "--steps=3", "--device=cpu"],
     "evaluate": ["--count=64", "--steps=3", "--heldout=16", "--levels=4", "--device=cpu"],
     "analyze gradients": [*SMALL, "--points=1", "--levels=2", "--rows=4"],
-    "analyze interdependence": [*SMALL, "--points=1", "--strata=2", "--steps=1", "--levels=4", "--images=4"],
-    "analyze predictor": [*SMALL, "--points=1", "--steps=8", "--queue=3", "--sizes=1", "--levels=4", "--images=4"]
-    + ["--credit=5"],
+    "analyze interdependence": [*SMALL, *FEW, "--strata=2", "--steps=1"],
+    "analyze predictor": [*SMALL, *FEW, "--steps=8", "--queue=3", "--sizes=1,2", "--credit=5"],
     "analyze overhead": ["--seconds=0.01", "--widths=8", "--batches=8", "--steps-of-process=100", "--device=cpu"],
     "analyze ablate": [*SMALL, "--values=0.2", "--seeds=1", "--images=8"],
 }

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import noisewise
-from tests.study.browser import chromium, opened
+from tests.report.browser import chromium, opened
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

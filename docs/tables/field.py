@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from noisewise.analysis.gain_quality import spearman
 from noisewise.levels import middles
+from noisewise.looking.validation import Validation
 from noisewise.objective import Objective
 from noisewise.processes import DDPM
-from noisewise.study.analysis.gain_quality import spearman
-from noisewise.validation import Validation
 
 from . import rows, spec_now, table
 from .curves import SHARES, Runs, curves, joined, ranked

@@ -10,14 +10,14 @@ import torch
 import yaml
 
 from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, AdaptiveSampler, Sampler
-from noisewise.evaluation.solvers import default_solver
+from noisewise.data import SOURCES
+from noisewise.generation.solvers import default_solver
+from noisewise.models import MODELS, build_model
 from noisewise.samplers.adaptive import ESTIMATORS
 from noisewise.samplers.learning import Learner
 from noisewise.spec import _parameters, build_process
 from noisewise.study.launch import add_launcher_options
 from noisewise.training.config import Config
-from noisewise.training.data import SOURCES
-from noisewise.training.models import MODELS, build_model
 from noisewise.training.options import load_preset, plain, preset_names
 
 from . import DOCS, table
@@ -148,7 +148,7 @@ SHARED_FLAGS = ("--run", "--preset", "--points", "--out", "--formats")  # by mos
 def analysis(rows: Rows, name: str) -> None:
     """The flags of an analysis. What a flag does that is not given stays as the page says it."""
     parser, launchers = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
-    importlib.import_module(f"noisewise.study.analysis.{name}").add_options(parser)
+    importlib.import_module(f"noisewise.analysis.{name}").add_options(parser)
     add_launcher_options(launchers)  # explained in comparing.md
     elsewhere = {action.option_strings[0] for action in launchers._actions}
     found = {action.option_strings[0]: action.default for action in parser._actions}

@@ -3,9 +3,9 @@
 from statistics import fmean
 from typing import Any
 
+from noisewise.analysis.densities import median
+from noisewise.analysis.increments import increments as areas
 from noisewise.spec import build_process
-from noisewise.study.analysis.densities import median
-from noisewise.study.analysis.increments import increments as areas
 from noisewise.study.paired import holm, mean_ratio, paired_test
 from noisewise.study.reach import Point, first_reached
 

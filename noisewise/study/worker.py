@@ -16,14 +16,15 @@ from typing import Any, Literal
 
 import torch
 
+from noisewise.generation.run_samples import draw_samples
 from noisewise.study.measure import evaluate
 from noisewise.study.outcome import FAILURE, LOG, Failure, write_failure
 from noisewise.study.status import Status, forget_status
 from noisewise.training.checkpoint import steps_in
 from noisewise.training.config import Config
-from noisewise.training.folder import FolderInUse
 from noisewise.training.progress import Progress, summary
 from noisewise.training.run import Run
+from noisewise.training.run_folder import FolderInUse
 from noisewise.training.signals import StopRequest
 
 End = Literal["finished", "stopped", "failed"]
@@ -105,7 +106,7 @@ def _opened(job: Job, notes: Notes, stop: StopRequest) -> Run | None:
     end = time.monotonic() + PATIENCE
     while not stop.requested:
         try:
-            return Run(job.config, resume=True, progress=notes)
+            return Run(job.config, resume=True, progress=notes, draw=draw_samples)
         except FolderInUse:
             if time.monotonic() > end:
                 raise
