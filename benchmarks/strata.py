@@ -35,6 +35,9 @@ import torch
 from rows import append
 from torch import Tensor
 
+from noisewise.evaluation.generate import generate_batches
+from noisewise.evaluation.replay import Replay
+from noisewise.evaluation.solvers import Solver
 from noisewise.objective import Objective
 from noisewise.processes import DDPM, Process
 from noisewise.samplers import Sampler
@@ -90,7 +93,7 @@ def make_branches(run: Run, args: argparse.Namespace, stop: StopRequest, end: fl
     rows = [row for row in before if all(row.get(name) == value for name, value in settings.items())]
     done, longest = {(row["branch"], row["seed"]) for row in rows if "failed" not in row}, 0.0
     about = {"preset": args.preset, "config": plain(run.config), "environment": environment()}
-    for name, seed in plan(args.strata, args.seeds, args.stratum_seeds or args.seeds):
+    for name, seed in plan(args.strata, args.seeds, args.stratum_seeds or args.seeds, not args.skip_start):
         if (name, seed) in done:
             continue
         begun = time.monotonic()
@@ -120,6 +123,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=3, help="branches with uniform sampling: their spread is the noise")
     parser.add_argument("--stratum-seeds", type=int, help="branches of each stratum; default: as many")
     parser.add_argument("--images", type=int, default=5000, help="generated for each distance")
+    parser.add_argument("--skip-start", action="store_true", help="do not judge the checkpoint itself")
+    parser.add_argument("--also", help="a second solver to judge by, such as ddpm:steps=250")
+    parser.add_argument("--also-images", type=int, default=2500, help="generated with it")
     parser.add_argument("--held-out-images", type=int, default=1000, help="test images at each level of the held-out loss")
     parser.add_argument("--limit-seconds", type=float, help="begin no branch that might end later than this")
     parser.add_argument("--json", type=Path, help="append a row for each branch to this file")
@@ -141,9 +147,10 @@ def check(args: argparse.Namespace, config: Config) -> None:
         raise ValueError("branches need --accumulation 1 and no fp16: a recorded step is rewound")
 
 
-def plan(strata: int, seeds: int, stratum_seeds: int) -> Iterator[tuple[str, int]]:
+def plan(strata: int, seeds: int, stratum_seeds: int, start: bool = True) -> Iterator[tuple[str, int]]:
     """The branches with their seeds, so that a plan that is cut short is of use: the noise first, then whole sets of strata."""
-    yield from (("start, average", 0), ("start, last weights", 0))
+    if start:
+        yield from (("start, average", 0), ("start, last weights", 0))
     yield from (("uniform", seed) for seed in range(seeds))
     yield from ((f"stratum {k}", seed) for seed in range(stratum_seeds) for k in range(strata))
 
@@ -189,7 +196,7 @@ def branch(run: Run, args: argparse.Namespace, name: str, seed: int) -> dict[str
             seconds = time.perf_counter() - before
             trainer.guard.check(run.config.max_bad_steps, "")
             row |= {"train_seconds": round(seconds, 3), "skipped": int(trainer.guard.skipped) - skipped}
-            return row | measure(run, args.images, args.held_out_images)
+            return row | measure(run, args.images, args.held_out_images) | second_opinion(run, args.also, args.also_images)
     except FloatingPointError as error:
         return row | {"failed": str(error)}
     finally:
@@ -214,6 +221,27 @@ def measure(run: Run, images: int, held_out_images: int) -> dict[str, Any]:
     metric, distance = distance_to_data(run, [run.generate(images)], print)
     found = {"metric": metric, "distance": distance, "held_out": [round(value, 8) for value in held_out.loss.tolist()]}
     return found | {"targets": targets(held_out, run.trainer.objective)}
+
+
+def second_opinion(run: Run, solver: str | None, images: int) -> dict[str, Any]:
+    """The distance of images that another solver makes of the same weights and the same noise."""
+    if solver is None:
+        return {}
+    trainer, made = run.trainer, []
+    with run.averaged():
+        for _, samples in generate_batches(
+            Replay(trainer.call, trainer.network),
+            trainer.objective,
+            trainer.parts.source.shape,
+            range(images),
+            classes=trainer.parts.classes,
+            solver=Solver.parse(solver, trainer.objective.process),
+            seed=run.config.seed,
+            device=trainer.device,
+            clip=1.0,
+        ):
+            made.append(samples)
+    return {"also": solver, "also_images": images, "also_distance": distance_to_data(run, made, print)[1]}
 
 
 def targets(held_out: Validation, objective: Objective) -> dict[str, float]:
