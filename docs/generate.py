@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tables import cards, cifar10, digits, estimators, field, settings, speed, study, table
+from tables import cards, cifar10, digits, estimators, field, long, settings, speed, study, table
 
 ROOT = Path(__file__).parent.parent
 PLACE = re.compile(r"(<!-- generated: ([^\n]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -34,6 +34,8 @@ MADE: dict[str, Callable[..., str]] = {
     "field": field.field,
     "field-targets": field.field_targets,
     "field-objectives": field.field_objectives,
+    "v2-runs": long.runs,
+    "v2-map": long.what_pictures_want,
     # digits
     "digits-strata": digits.strata,
     "digits-screen": digits.screen,
