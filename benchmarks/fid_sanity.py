@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisewise.evaluation.features import features
-from noisewise.evaluation.frechet import moments_distance
-from noisewise.evaluation.moments import Moments
-from noisewise.evaluation.preprocess import PREPROCESSING
-from noisewise.evaluation.weights import load_inception
-from noisewise.training.data.cifar10 import open_cifar10
+from noisewise.data.cifar10 import open_cifar10
+from noisewise.metrics.features import features
+from noisewise.metrics.frechet import moments_distance
+from noisewise.metrics.moments import Moments
+from noisewise.metrics.preprocess import PREPROCESSING
+from noisewise.metrics.weights import load_inception
 
 EXPECTED = {"first_tenth_against_train": 4.81, "test_against_train": 3.15}
 TOLERANCE = 0.05

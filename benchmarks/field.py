@@ -34,18 +34,19 @@ from typing import Any
 
 from rows import append, publishable, spec_now
 
-from noisewise.evaluation.distances import choose_network, real_statistics
+from noisewise.commands.compare import shares
+from noisewise.metrics.distances import choose_network, real_statistics
+from noisewise.report.wording import counted
 from noisewise.spec import split_specs
 from noisewise.study.budget import with_budget
-from noisewise.study.compare import combinations, conduct, shares
+from noisewise.study.conduct import combinations, conduct
 from noisewise.study.launch import Local
 from noisewise.study.outcome import Evaluation, Outcome, Plan, read_outcome
-from noisewise.study.report.wording import counted
+from noisewise.training.components import open_source
 from noisewise.training.config import Config
-from noisewise.training.folder import read_rows
 from noisewise.training.options import dotted, flat, load_preset, plain
 from noisewise.training.parallel import make_accelerator
-from noisewise.training.parts import open_source
+from noisewise.training.run_folder import read_rows
 from noisewise.training.signals import StopRequest
 
 REPAIRED = "paper_cifar10:normalise=true,floor=0.2,target=(vlb:clip=5)"

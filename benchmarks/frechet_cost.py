@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from noisewise.evaluation.frechet import features_distance, frechet_distance
-from noisewise.evaluation.moments import Moments
+from noisewise.metrics.frechet import features_distance, frechet_distance
+from noisewise.metrics.moments import Moments
 
 
 def seconds(work: Callable[[], object], repeats: int, device: str) -> float:

@@ -32,21 +32,20 @@ from throughput import CHANNELS
 from torch import Tensor, nn
 
 from noisewise import DDPM, Objective
-from noisewise.evaluation.distances import Network, compare_images
-from noisewise.evaluation.features import feature_batches
-from noisewise.evaluation.frechet import moments_distance
-from noisewise.evaluation.generate import generate
-from noisewise.evaluation.inception import DIM, Inception
-from noisewise.evaluation.moments import Moments
-from noisewise.evaluation.precision import full_float32
-from noisewise.evaluation.preprocess import to_uint8
-from noisewise.evaluation.reference import Key, Reference, load_reference, save_reference
-from noisewise.evaluation.replay import Replay
-from noisewise.evaluation.solvers import Solver
-from noisewise.evaluation.weights import load_inception
+from noisewise.generation.images import generate, to_uint8
+from noisewise.generation.replay import Replay
+from noisewise.generation.solvers import Solver
+from noisewise.metrics.distances import Network, compare_images
+from noisewise.metrics.features import feature_batches
+from noisewise.metrics.frechet import moments_distance
+from noisewise.metrics.inception import DIM, Inception
+from noisewise.metrics.moments import Moments
+from noisewise.metrics.reference import Key, Reference, load_reference, save_reference
+from noisewise.metrics.weights import load_inception
+from noisewise.models.unet import UNet
+from noisewise.precision import full_float32
 from noisewise.training.fast.fuse import fuse
-from noisewise.training.folder import environment
-from noisewise.training.models.unet import UNet
+from noisewise.training.run_folder import environment
 
 SHAPE = (3, 32, 32)
 PATHS = {

@@ -15,11 +15,11 @@ from typing import Any
 
 from accelerate.state import AcceleratorState
 
-from noisewise.evaluation.heldout import held_out_losses
-from noisewise.training.folder import environment
+from noisewise.metrics.heldout import held_out_losses
+from noisewise.training.components import build_parts, open_source
 from noisewise.training.options import load_preset
 from noisewise.training.parallel import make_accelerator
-from noisewise.training.parts import build_parts, open_source
+from noisewise.training.run_folder import environment
 from noisewise.training.trainer import Trainer
 
 PATHS = {"fast": ("always", 0), "plain": ("never", 0), "plain, another seed": ("never", 1)}

@@ -23,7 +23,7 @@ from throughput import protocol_trainer, wait
 
 from noisewise.samplers import Sampler, Uniform
 from noisewise.spec import build
-from noisewise.training.folder import environment
+from noisewise.training.run_folder import environment
 from noisewise.training.trainer import Trainer
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from noisewise.training.folder import environment
+from noisewise.training.components import build_parts
 from noisewise.training.options import load_preset, preset_names
 from noisewise.training.parallel import make_accelerator
-from noisewise.training.parts import build_parts
+from noisewise.training.run_folder import environment
 from noisewise.training.trainer import Trainer
 
 

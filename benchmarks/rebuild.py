@@ -22,7 +22,7 @@ from rows import spec_now
 from noisewise.samplers import SAMPLERS
 from noisewise.spec import parse
 from noisewise.study.outcome import FAILURE, Plan
-from noisewise.training.folder import read_rows
+from noisewise.training.run_folder import read_rows
 
 TRAINING = ("step", "seconds", "steps_per_second", "density_by_level", "objective_by_level", "effective_share")
 

@@ -35,20 +35,20 @@ import torch
 from rows import append
 from torch import Tensor
 
+from noisewise.analysis.gain_quality import spearman
+from noisewise.analysis.trial import RangeSampler, rewound
+from noisewise.looking.validation import Validation
 from noisewise.objective import Objective
 from noisewise.processes import DDPM, Process
 from noisewise.samplers import Sampler
 from noisewise.samplers.static import Uniform
-from noisewise.study.analysis.gain_quality import spearman
-from noisewise.study.analysis.trial import RangeSampler, rewound
 from noisewise.study.measure import distance_to_data, held_out_of
 from noisewise.training.config import Config, EMAConfig
-from noisewise.training.folder import environment, read_rows
 from noisewise.training.options import load_preset, plain
 from noisewise.training.run import Run
+from noisewise.training.run_folder import environment, read_rows
 from noisewise.training.signals import StopRequest
 from noisewise.training.trainer import Trainer
-from noisewise.validation import Validation
 from noisewise.weighting import P2, VLB, MinSNR, Weighting
 
 MEMORY = 4  # the branch's length over the time constant of its average

@@ -28,14 +28,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from noisewise.data import Synthetic
+from noisewise.models.unet import UNet
+from noisewise.training.components import Parts, build_parts
 from noisewise.training.config import Config
-from noisewise.training.data import Synthetic
 from noisewise.training.fast import graphs
-from noisewise.training.folder import environment
-from noisewise.training.models.unet import UNet
 from noisewise.training.options import load_preset
 from noisewise.training.parallel import make_accelerator
-from noisewise.training.parts import Parts, build_parts
+from noisewise.training.run_folder import environment
 from noisewise.training.trainer import Trainer
 
 CHANNELS = {"tiny": 16, "small": 64, "paper": 128}

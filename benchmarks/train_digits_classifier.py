@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import noisewise.evaluation
-from noisewise.evaluation.digits_features import DIM, FILE, DigitsClassifier
-from noisewise.training.data.digits import Digits
+import noisewise.metrics
+from noisewise.data.digits import Digits
+from noisewise.metrics.digits_features import DIM, FILE, DigitsClassifier
 
 
 def load(split: str) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ def train(epochs: int, seed: int) -> DigitsClassifier:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(noisewise.evaluation.__path__[0]) / FILE)
+    parser.add_argument("--out", type=Path, default=Path(noisewise.metrics.__path__[0]) / FILE)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

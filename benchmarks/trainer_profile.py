@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from noisewise.training import optimizer as optimization
-from noisewise.training.folder import environment
+from noisewise.training.components import build_parts
 from noisewise.training.options import load_preset
 from noisewise.training.parallel import make_accelerator
-from noisewise.training.parts import build_parts
+from noisewise.training.run_folder import environment
 from noisewise.training.trainer import Trainer
 
 MODEL = ("forward", "backward", "clip gradients", "optimizer step")

@@ -8,11 +8,11 @@ import torch
 from cifar10_curves import SHARES, curves, ranked
 from pages import rows, spec_now  # makes the benchmarks known as modules
 
+from noisewise.analysis.gain_quality import spearman
 from noisewise.levels import middles
+from noisewise.looking.validation import Validation
 from noisewise.objective import Objective
 from noisewise.processes import DDPM
-from noisewise.study.analysis.gain_quality import spearman
-from noisewise.validation import Validation
 
 from field import METHODS  # isort: skip
 from rebuild import best_sessions  # isort: skip

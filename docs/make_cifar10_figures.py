@@ -15,7 +15,7 @@ from cifar10_curves import ranked
 from field_tables import CONTROLS, named_runs, objectives
 from pages import DOCS, RESULTS, rows, smaller, spec_now  # makes the benchmarks known as modules
 
-from noisewise.study.report import write_figures
+from noisewise.report import write_figures
 
 from field import METHODS  # isort: skip
 from rebuild import rebuild  # isort: skip

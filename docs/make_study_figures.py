@@ -16,12 +16,12 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from pages import DOCS, RESULTS, smaller
 
-from noisewise.study.analysis import ANALYSES
-from noisewise.study.report.charts import loss_charts, quality_charts
-from noisewise.study.report.figures import STYLE, draw_chart, draw_panel, look
-from noisewise.study.report.heat import heat_map, scale_texts
-from noisewise.study.report.pictures import pictures_of, read_pixels
-from noisewise.study.report.subject import Subject, read_subject
+from noisewise.analysis import ANALYSES
+from noisewise.report.charts import loss_charts, quality_charts
+from noisewise.report.figures import STYLE, draw_chart, draw_panel, look
+from noisewise.report.heat import heat_map, scale_texts
+from noisewise.report.subject import Subject, read_subject
+from noisewise.report.thumbnails import pictures_of, read_pixels
 
 DEMO, ANALYSES_OF = Path("out/demo"), Path("out/analysis")
 WIDTH = 1000  # pixels of a picture of an analysis

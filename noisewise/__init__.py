@@ -1,13 +1,13 @@
 """noisewise: choose which noise levels a diffusion model trains on."""
 
 from noisewise.batches import take
-from noisewise.diagnostics import Monitor
+from noisewise.looking.monitor import Monitor
+from noisewise.looking.recipe_curves import preview
+from noisewise.looking.validation import Validation, validate
 from noisewise.objective import Objective
-from noisewise.preview import preview
 from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow, Process
 from noisewise.samplers import SAMPLERS, AdaptiveSampler, Draw, Sampler, Uniform
 from noisewise.spec import Recipe, SpecError, build
-from noisewise.validation import Validation, validate
 from noisewise.weighting import WEIGHTINGS, Weighting
 
 __version__ = "0.1.0.dev0"

@@ -2,7 +2,7 @@
 
 import sys
 
-from noisewise.cli import main
+from noisewise.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from noisewise.samplers.random import GOLDEN, _mix, _signed, stream_key
+from noisewise.streams import GOLDEN, _mix, _signed, stream_key
 
 STREAM = 0x6E6F697365  # "noise": keeps these bits apart from those that choose timesteps under the same seed
 LOW = (1 << 32) - 1

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import bells
-from noisewise.diagnostics import KeepsPrecision
-from noisewise.increments import scaled_variance_increment, vanishing_point
 from noisewise.levels import check_u, interval
 from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
+from noisewise.process_increments import scaled_variance_increment, vanishing_point
 from noisewise.processes import DDPM, Process
+from noisewise.running import KeepsPrecision
 
 
 def min_snr(log_snr: Tensor, gamma: float = 5.0) -> Tensor:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, Objective, build
+from noisewise.report.page import write_report
 from noisewise.spec import SpecError
 from noisewise.study.budget import with_budget
 from noisewise.study.outcome import Evaluation, read_comparison
-from noisewise.study.report.page import write_report
 from noisewise.study.summary import summarise
 from noisewise.training.config import EMAConfig
 from noisewise.training.options import load_preset

@@ -23,17 +23,17 @@ import torch
 import yaml
 from accelerate.state import AcceleratorState, PartialState
 
-from noisewise.cli import COMMANDS, main
-from noisewise.evaluation.distances import METRICS
-from noisewise.evaluation.solvers import SOLVERS, default_solver
-from noisewise.evaluation.spacing import SPACINGS
+from noisewise.analysis import ANALYSES
+from noisewise.commands.cli import COMMANDS, main
+from noisewise.data import SOURCES
+from noisewise.generation.solvers import SOLVERS, default_solver
+from noisewise.generation.spacing import SPACINGS
+from noisewise.metrics.distances import METRICS
+from noisewise.models import MODELS, build_model
 from noisewise.processes import PROCESSES
 from noisewise.spec import build_process
-from noisewise.study.analysis import ANALYSES
 from noisewise.study.launch import add_launcher_options
 from noisewise.training.config import Config
-from noisewise.training.data import SOURCES
-from noisewise.training.models import MODELS, build_model
 from noisewise.training.options import PRESETS, load_preset, plain, preset_names
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -240,7 +240,7 @@ def test_flags_of_compare_and_report_are_all_explained() -> None:
 def options_of(analysis: str) -> dict[str, Any]:
     """The flags of an analysis, with their defaults."""
     parser, launchers = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
-    importlib.import_module(f"noisewise.study.analysis.{analysis}").add_options(parser)
+    importlib.import_module(f"noisewise.analysis.{analysis}").add_options(parser)
     add_launcher_options(launchers)  # explained in comparing.md
     left_out = {action.option_strings[0] for action in launchers._actions}
     return {action.option_strings[0]: action.default for action in parser._actions} | dict.fromkeys(left_out, "elsewhere")

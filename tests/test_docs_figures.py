@@ -8,11 +8,11 @@ from statistics import fmean
 
 import pytest
 
+from noisewise.analysis import ANALYSES
+from noisewise.analysis.cost_model import published
+from noisewise.analysis.densities import median
+from noisewise.analysis.increments import increments
 from noisewise.spec import build_process
-from noisewise.study.analysis import ANALYSES
-from noisewise.study.analysis.cost_model import published
-from noisewise.study.analysis.densities import median
-from noisewise.study.analysis.increments import increments
 from noisewise.study.paired import holm, mean_ratio, paired_test
 from noisewise.study.reach import Point, first_reached
 

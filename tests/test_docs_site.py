@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import noisewise
-from tests.study.browser import chromium, opened
+from tests.report.browser import chromium, opened
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

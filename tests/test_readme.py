@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from noisewise.cli import COMMANDS
-from noisewise.study.analysis import ANALYSES
+from noisewise.analysis import ANALYSES
+from noisewise.commands.cli import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.diagnostics import KeepsPrecision, check_per_sample
 from noisewise.levels import check_range, middles, visible
 from noisewise.processes import Process, check_process
+from noisewise.running import KeepsPrecision, check_per_sample
 from noisewise.samplers.correction import Correction, effective_sample_size
-from noisewise.samplers.random import bits, checked_seed, stream_key, uniform_of, uniforms
+from noisewise.streams import bits, checked_seed, stream_key, uniform_of, uniforms
 
 LossAt = Callable[[Any, Tensor], Tensor]
 """(rows, u) -> (N,) losses of the batch's rows at those u, not weighted by draw.weight."""

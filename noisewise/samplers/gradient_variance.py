@@ -14,7 +14,7 @@ from noisewise.processes import Process
 from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.histogram import Histogram
 from noisewise.samplers.learning import Learner, split_objective
-from noisewise.samplers.random import stream_key, uniforms
+from noisewise.streams import stream_key, uniforms
 
 
 class GradientVariance(Learner):

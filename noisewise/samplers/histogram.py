@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisewise.diagnostics import even_edges, wide
 from noisewise.levels import interval
+from noisewise.running import even_edges, wide
 from noisewise.samplers.base import Sampler
 
 

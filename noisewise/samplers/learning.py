@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.diagnostics import Skipped
 from noisewise.levels import first_ticks, middles
 from noisewise.objective import Objective
 from noisewise.processes import Process, check_process, check_same
+from noisewise.running import Skipped
 from noisewise.samplers.base import fine_grid
 from noisewise.samplers.histogram import Histogram, TableSampler
 from noisewise.weighting import Weighting, is_fixed

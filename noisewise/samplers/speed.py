@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisewise.increments import vanishing_point
+from noisewise.process_increments import vanishing_point
 from noisewise.processes import Process
 from noisewise.samplers.base import Sampler
 from noisewise.samplers.histogram import Histogram

@@ -7,18 +7,18 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from noisewise.evaluation.distances import Network, choose_network, compare_images, real_statistics
-from noisewise.evaluation.heldout import held_out_losses
-from noisewise.evaluation.pictures import save_grid
-from noisewise.evaluation.preprocess import to_uint8
-from noisewise.evaluation.reference import Reference
-from noisewise.evaluation.replay import Replay
+from noisewise.data import Source
+from noisewise.generation.image_grid import save_grid
+from noisewise.generation.images import to_uint8
+from noisewise.generation.replay import Replay
+from noisewise.looking.validation import Validation
+from noisewise.metrics.distances import Network, choose_network, compare_images, real_statistics
+from noisewise.metrics.heldout import held_out_losses
+from noisewise.metrics.reference import Reference
 from noisewise.processes import DDPM
 from noisewise.study.outcome import Evaluation
-from noisewise.training.data import Source
-from noisewise.training.parts import open_source
+from noisewise.training.components import open_source
 from noisewise.training.run import Run
-from noisewise.validation import Validation
 from noisewise.weighting import VLB
 
 LEVELS, HELD_OUT = 50, 400  # noise levels of the held-out loss, and test images at each

@@ -14,8 +14,8 @@ from typing import Any
 
 from noisewise.study.reading import checked, fits, objects, reading
 from noisewise.training.config import Config
-from noisewise.training.folder import replace_file
 from noisewise.training.options import as_yaml, load_config
+from noisewise.training.run_folder import replace_file
 
 FORMAT = 1  # of comparison.json
 PLAN, FAILURE, LOG = "comparison.json", "failure.json", "log.txt"

@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 
-from noisewise.evaluation.heldout import check_classes
+from noisewise.metrics.heldout import check_classes
 from noisewise.study.outcome import PLAN, Plan, read_outcome
 from noisewise.study.worker import is_false_start
 from noisewise.training import checkpoint
+from noisewise.training.components import Parts, build_parts, open_source
 from noisewise.training.config import FREE_WITHIN, Config
 from noisewise.training.options import flat
-from noisewise.training.parts import Parts, build_parts, open_source
 
 LATE = 20  # steps, at their mean time, that a run may have gone beyond its budget: the last one may be slow
 APART = ("name", "out", "seed", "sampler", "process", "steps", "seconds", "checkpoint", "log")

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from noisewise.training.folder import read_rows
+from noisewise.training.run_folder import read_rows
 
 Kind = TypeVar("Kind")
 

@@ -21,9 +21,9 @@ from noisewise.study.outcome import FAILURE, LOG, Failure, write_failure
 from noisewise.study.status import Status, forget_status
 from noisewise.training.checkpoint import steps_in
 from noisewise.training.config import Config
-from noisewise.training.folder import FolderInUse
 from noisewise.training.progress import Progress, summary
 from noisewise.training.run import Run
+from noisewise.training.run_folder import FolderInUse
 from noisewise.training.signals import StopRequest
 
 End = Literal["finished", "stopped", "failed"]

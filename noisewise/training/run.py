@@ -12,12 +12,12 @@ import torch
 
 from noisewise import distributed
 from noisewise.training import checkpoint
+from noisewise.training.components import build_parts
 from noisewise.training.config import Config
-from noisewise.training.folder import RunFolder
 from noisewise.training.options import flat
 from noisewise.training.parallel import make_accelerator
-from noisewise.training.parts import build_parts
 from noisewise.training.progress import Progress, Quiet
+from noisewise.training.run_folder import RunFolder
 from noisewise.training.signals import StopRequest
 from noisewise.training.trainer import Trainer
 
@@ -127,7 +127,7 @@ class Run:
 
     def draw_samples(self) -> Path | None:
         """Generate samples with the averaged weights and draw them into samples/."""
-        from noisewise.evaluation.pictures import save_grid
+        from noisewise.generation.image_grid import save_grid
 
         if not self.config.log.samples or not self.trainer.parts.source.image:
             return None
@@ -149,9 +149,9 @@ class Run:
 
         `check` is called after each batch, and may raise to end it.
         """
-        from noisewise.evaluation.generate import generate_batches
-        from noisewise.evaluation.replay import Replay
-        from noisewise.evaluation.solvers import default_solver
+        from noisewise.generation.images import generate_batches
+        from noisewise.generation.replay import Replay
+        from noisewise.generation.solvers import default_solver
 
         trainer, steps = self.trainer, self.config.log.sample_steps
         process, parts = trainer.objective.process, trainer.parts

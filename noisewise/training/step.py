@@ -13,7 +13,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.diagnostics import Monitor
+from noisewise.looking.monitor import Monitor
+from noisewise.models import with_labels
 from noisewise.objective import Objective
 from noisewise.samplers import Draw
 from noisewise.samplers.base import LossAt
@@ -21,7 +22,6 @@ from noisewise.training import optimizer as optimization
 from noisewise.training.config import Config
 from noisewise.training.ema import EMA
 from noisewise.training.guard import Guard
-from noisewise.training.models import with_labels
 from noisewise.training.parallel import average_gradients
 from noisewise.weighting import Weighting
 

@@ -15,22 +15,22 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.diagnostics import Monitor, mean_density, mean_objective
+from noisewise.data import Batches
 from noisewise.feedback import preserved_buffers, seed_torch
+from noisewise.looking.monitor import Monitor, mean_density, mean_objective
 from noisewise.samplers.learning import Learner
-from noisewise.samplers.random import stream_key
 from noisewise.spec import build
+from noisewise.streams import stream_key
 from noisewise.training import optimizer as optimization
 from noisewise.training.checkpoint import Checkpoint, CheckpointError
+from noisewise.training.components import STEP, Parts
 from noisewise.training.config import Config
-from noisewise.training.data import Batches
 from noisewise.training.ema import EMA
 from noisewise.training.fast import GraphedStep, why_not
 from noisewise.training.fast.fuse import fuse, unfuse
 from noisewise.training.guard import Guard
 from noisewise.training.memory import keep_freed_memory
 from noisewise.training.parallel import spread
-from noisewise.training.parts import STEP, Parts
 from noisewise.training.state import (
     load_module,
     load_named,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective, Uniform, build
-from noisewise.diagnostics import mean_objective
+from noisewise.looking.monitor import mean_objective
 from noisewise.spec import build_weighting
 from noisewise.weighting import P2, WEIGHTINGS, MinSNR, NoWeight, OfLogSNR, Weighting
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from noisewise.study.budget import with_budget
-from noisewise.study.compare import combinations
+from noisewise.study.conduct import combinations
 from noisewise.study.worker import Job
 from noisewise.training.config import ModelConfig
 from tests.training.tiny import Own, tiny

@@ -13,8 +13,8 @@ from noisewise.study.launch.process import Share, Worker, cause_of_death
 from noisewise.study.outcome import read_outcome
 from noisewise.study.status import Status
 from noisewise.study.worker import work
+from noisewise.training.components import build_parts
 from noisewise.training.config import DataConfig, LogConfig
-from noisewise.training.parts import build_parts
 from noisewise.training.signals import StopRequest
 from tests.study.fateful import FATES, SEEDS, fateful, jobs_in
 from tests.training.processes import last_step, metrics, until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from noisewise.cli import main
+from noisewise.commands.cli import main
 from noisewise.study.launch.slurm import Slurm, in_processes, parsed_setting, read_jobs, status_of, timeout_for
 from noisewise.study.outcome import read_outcome
 from noisewise.study.worker import work

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from noisewise.evaluation.heldout import held_out_losses
-from noisewise.evaluation.trained import load_trained
+from noisewise.generation.trained import load_trained
+from noisewise.metrics.heldout import held_out_losses
 from noisewise.processes import DDPM
 from noisewise.study import worker
 from noisewise.study.measure import distance_to_data
 from noisewise.study.outcome import read_outcome
 from noisewise.study.worker import explained, forget_failure, is_false_start, logged, work
+from noisewise.training.components import open_source
 from noisewise.training.config import DataConfig
-from noisewise.training.folder import RunFolder
-from noisewise.training.parts import open_source
 from noisewise.training.run import Run, train
+from noisewise.training.run_folder import RunFolder
 from noisewise.training.signals import StopRequest
 from noisewise.weighting import vlb_coefficients
 from tests.study.fateful import SEEDS, fateful, jobs_in

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from noisewise.training import checkpoint
+from noisewise.training.components import build_parts
 from noisewise.training.options import load_preset
 from noisewise.training.parallel import make_accelerator
-from noisewise.training.parts import build_parts
 from noisewise.training.run import dry_run
 from noisewise.training.trainer import Trainer
 

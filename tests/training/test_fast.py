@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from noisewise.models.unet import UNet
 from noisewise.training import trainer as training
 from noisewise.training.config import EMAConfig, ModelConfig, OptimizerConfig
 from noisewise.training.ema import EMA
 from noisewise.training.fast import GraphedStep, why_not
 from noisewise.training.fast.fuse import fuse, unfuse
-from noisewise.training.models.unet import UNet
 from noisewise.training.optimizer import make_optimizer, set_learning_rate
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.run import train
@@ -199,7 +199,7 @@ def test_after_a_recording_that_failed_half_way_all_goes_on_as_on_the_plain_path
 
 
 def training_parts(config):
-    from noisewise.training.parts import build_parts
+    from noisewise.training.components import build_parts
 
     return build_parts(config)
 

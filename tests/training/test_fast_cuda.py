@@ -8,14 +8,14 @@ from accelerate.state import AcceleratorState
 from torch import nn
 from torch.nn import functional as F
 
-from noisewise.study.analysis.trial import rewound
+from noisewise.analysis.trial import rewound
+from noisewise.data import Synthetic
+from noisewise.models.unet import UNet
 from noisewise.training import checkpoint
-from noisewise.training.data import Synthetic
+from noisewise.training.components import build_parts
 from noisewise.training.fast import GraphedStep
-from noisewise.training.models.unet import UNet
 from noisewise.training.options import load_preset
 from noisewise.training.parallel import make_accelerator
-from noisewise.training.parts import build_parts
 from noisewise.training.trainer import Trainer
 from tests.training.test_cuda import SometimesNaN
 from tests.training.tiny import Own, differing, tensors

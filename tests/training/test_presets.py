@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from noisewise.data import SOURCES, open_data
+from noisewise.models import build_model
 from noisewise.objective import Objective
 from noisewise.spec import build, build_process
-from noisewise.training.data import SOURCES, open_data
-from noisewise.training.models import build_model
 from noisewise.training.options import load_preset, preset_names
 from noisewise.training.run import dry_run
 

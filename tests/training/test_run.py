@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
-from noisewise.evaluation.generate import generate
-from noisewise.evaluation.solvers import default_solver
+from noisewise.data import Synthetic
+from noisewise.generation.images import generate
+from noisewise.generation.solvers import default_solver
+from noisewise.models import build_model
 from noisewise.training import checkpoint
 from noisewise.training.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig
-from noisewise.training.data import Synthetic
 from noisewise.training.guard import Diverged
-from noisewise.training.models import build_model
 from noisewise.training.options import load_config
 from noisewise.training.progress import Quiet
 from noisewise.training.run import Run, default_folder, dry_run, train

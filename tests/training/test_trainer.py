@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from noisewise.diagnostics import mean_density
+from noisewise.looking.monitor import mean_density
 from noisewise.samplers.learning import Learner
 from noisewise.training.checkpoint import CheckpointError
 from noisewise.training.config import EMAConfig, ModelConfig, OptimizerConfig

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from noisewise.samplers.random import stream_key
+from noisewise.streams import stream_key
 from noisewise.training import checkpoint
-from noisewise.training.parts import STEP
+from noisewise.training.components import STEP
 from noisewise.training.run import Run, train
 from tests.torchrun import run_ranks
 from tests.training.tiny import own, tiny, trainer_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from noisewise.training.folder import replace_file
+from noisewise.training.run_folder import replace_file
 from noisewise.training.writing import writing
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from noisewise.training import checkpoint
+from noisewise.training.components import build_parts
 from noisewise.training.config import Config, DataConfig, EMAConfig, LogConfig, ModelConfig, OptimizerConfig
 from noisewise.training.parallel import make_accelerator
-from noisewise.training.parts import build_parts
 from noisewise.training.trainer import Trainer
 
 DIT = {"patch": 4, "width": 16, "depth": 1, "heads": 2}

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from noisewise import distributed
-from noisewise.cli import main as noisewise
+from noisewise.commands.cli import main as noisewise
 from tests.workers.contracts import finish
 
 FAST = ["--device", "cpu", "--solver", "ddim:steps=3"]

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from noisewise.evaluation.digits_features import load_digits_classifier
-from noisewise.evaluation.moments import Moments
-from noisewise.evaluation.reference import Key, reference
-from tests.evaluation.sets import digits, gaussian
+from noisewise.metrics.digits_features import load_digits_classifier
+from noisewise.metrics.moments import Moments
+from noisewise.metrics.reference import Key, reference
+from tests.metrics.sets import digits, gaussian
 from tests.workers.contracts import finish
 
 

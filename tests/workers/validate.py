@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from noisewise.validation import validate
-from tests.test_validation import OBJECTIVE, batches, network
+from noisewise.looking.validation import validate
+from tests.looking.test_validation import OBJECTIVE, batches, network
 from tests.workers.contracts import finish
 
 

@@ -16,7 +16,7 @@ from noisewise import distributed
 from noisewise.feedback import Snapshot, check_evaluation, evaluate, preserved_random_state, set_aside_gradients
 from noisewise.samplers.adaptive.estimator import Estimator
 from noisewise.samplers.base import Draw, LossAt
-from noisewise.samplers.random import stream_key, uniforms
+from noisewise.streams import stream_key, uniforms
 
 if TYPE_CHECKING:
     from noisewise.samplers.adaptive.sampler import AdaptiveSampler

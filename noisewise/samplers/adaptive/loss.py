@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from noisewise.diagnostics import RunningLoss
+from noisewise.running import RunningLoss
 from noisewise.samplers.adaptive.estimator import Estimator
 from noisewise.samplers.base import Draw, LossAt
 

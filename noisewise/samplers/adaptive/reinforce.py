@@ -22,7 +22,7 @@ from noisewise.samplers.adaptive.estimator import Estimator
 from noisewise.samplers.adaptive.policy import Adam, BetaPolicy, beta_masses
 from noisewise.samplers.adaptive.selection import get_selection
 from noisewise.samplers.base import Draw, LossAt
-from noisewise.samplers.random import stream_key
+from noisewise.streams import stream_key
 
 if TYPE_CHECKING:
     from noisewise.samplers.adaptive.sampler import AdaptiveSampler

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from noisewise.study.launch.base import Launcher
+from noisewise.study.launch.launcher import Launcher
 from noisewise.study.launch.process import Share, Worker
 from noisewise.study.worker import Job
 from noisewise.training.signals import StopRequest

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from noisewise.study.launch.base import Launcher
+from noisewise.study.launch.launcher import Launcher
 from noisewise.study.worker import Job, explained, record_failure, work_alone
 from noisewise.training.signals import StopRequest
 

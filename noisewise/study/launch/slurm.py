@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from noisewise.study.launch.base import Launcher
+from noisewise.study.launch.launcher import Launcher
 from noisewise.study.outcome import read_outcome
 from noisewise.study.worker import Job, logged, record_failure, work
-from noisewise.training.folder import replace_file
+from noisewise.training.run_folder import replace_file
 from noisewise.training.signals import StopRequest
 
 GENERAL = ("timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node")  # names of submitit's own

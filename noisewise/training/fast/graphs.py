@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from noisewise.models import with_labels
 from noisewise.samplers import Draw
 from noisewise.training.fast.recording import host_chance_is_an_error, recover, waiting_is_an_error
 from noisewise.training.fast.update import FusedMove, fused_move
-from noisewise.training.models import with_labels
 from noisewise.training.step import Step
 
 WARM_UP = 3  # steps before the capture: compilation, choice of kernels, state of the optimizer

@@ -1,0 +1,187 @@
+"""Which noise levels are trained, over u and over log SNR (arXiv 2411.09998, Figs. 5 and 6).
+
+Two densities, both with mean 1 over u, so that 1 is what uniform sampling without weights does:
+
+    draws       p(u), how often a noise level is drawn
+    objective   p(u) w(u), normalised: how much it counts, importance and loss weights included. This is a weight turned into a
+                probability, so that weightings and samplers can be compared
+
+A density over u becomes one over log SNR by |du / d log SNR|: p(u) / |d log SNR / du|. Its integral stays 1, but for what a
+process draws where nothing is left of the data (log SNR of minus infinity), which has no place on that axis.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+
+from noisewise.analysis.densities import History, median, no_signal, of_runs, of_spec, one_seed_each, over_log_snr, smooth
+from noisewise.analysis.draw import COLOURS
+from noisewise.analysis.output import Analysis
+from noisewise.report.figures import folded
+from noisewise.report.heat import colour_table, scale_texts
+from noisewise.spec import build, build_process, split_specs
+from noisewise.study.outcome import read_comparison, read_outcome
+
+REACH = 3  # doublings and halvings of uniform that the colours tell apart
+
+
+def rows_of(history: History) -> list[dict[str, Any]]:
+    """A row for each moment and interval of u."""
+    u = torch.from_numpy(history.u)
+    log_snr, rate = history.process.log_snr(u).tolist(), history.process.log_snr_rate(u).abs().tolist()
+    return [
+        {
+            "sampler": history.label,
+            "step": step,
+            "u": at,
+            "log_snr": log_snr[k],
+            "density": history.draws[i, k],
+            "objective": history.objective[i, k],
+            "density_over_log_snr": history.draws[i, k] / rate[k],
+        }
+        for i, step in enumerate(history.steps)
+        for k, at in enumerate(history.u.tolist())
+    ]
+
+
+def sentence(history: History) -> str:
+    """Where draws and objective lie in the end."""
+    end = f"at step {history.steps[-1]} " if history.steps[-1] else ""
+    said = f"{history.label}: {end}half of the draws are below u = {median(history.draws[-1]):.3f}"
+    if history.weighted:
+        said += f", half of the objective below {median(history.objective[-1]):.3f}"
+    lost = no_signal(history.process, history.draws[-1])
+    return said + (f"; {lost:.1%} of the draws have no signal at all and no place over log SNR" if lost else "")
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+
+
+def draw_static(histories: Sequence[History]) -> Figure:
+    """Draws above, objective below; over u and over log SNR."""
+    figure = Figure(figsize=(9.6, 6.2), layout="constrained")
+    axes = figure.subplots(2, 2, sharex="col")
+    shown: list[list[np.ndarray]] = [[], []]
+    for history, colour in zip(histories, _colours(histories), strict=True):
+        for row, values, before in zip(axes, (history.draws[0], history.objective[0]), shown, strict=True):
+            style = _style(values, before)
+            row[0].plot(history.u, values, color=colour, linestyle=style)
+            row[1].plot(*over_log_snr(history.process, values), color=colour, linestyle=style)
+            before.append(values)
+        axes[0, 0].plot([], [], color=colour, label=history.label)
+    for row, words in zip(axes, ("how often drawn: p", "how much it counts: p·w"), strict=True):
+        row[0].set(ylabel=f"{words}\n(1: as uniform)", ylim=(0, None), xlim=(0, 1))
+        row[1].set(ylabel="per unit of log SNR", ylim=(0, None))
+    axes[1, 0].set(xlabel="u (0: least noise, 1: most)")
+    _log_snr_axis(axes[1, 1])
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    return figure
+
+
+def draw_runs(histories: Sequence[History]) -> Figure:
+    """A column for each run: through training above, at its start, middle and end below."""
+    maps = [("draws", "how often drawn: p")]
+    if any(history.weighted for history in histories):
+        maps.append(("objective", "how much it counts: p·w"))
+    figure = Figure(figsize=(3.4 * len(histories) + 0.8, 2.3 * (len(maps) + 2)), layout="constrained")
+    axes = figure.subplots(len(maps) + 2, len(histories), squeeze=False, sharey="row")
+    colours = ListedColormap(colour_table() / 255)  # as in reports
+    for column, (history, colour) in enumerate(zip(histories, _colours(histories), strict=True)):
+        axes[0, column].set_title(folded(history.label, 30), color=colour, fontsize=10, fontweight="bold")
+        for axis, (name, words) in zip(axes[:, column], maps, strict=False):
+            edges = np.linspace(0, 1, history.draws.shape[1] + 1)
+            doublings = np.log2(np.clip(getattr(history, name).T, 2.0**-REACH, 2.0**REACH))
+            image = axis.pcolormesh([0, *history.steps], edges, doublings, cmap=colours, vmin=-REACH, vmax=REACH)
+            axis.set(xlabel="training step")
+            if column == 0:
+                axis.set(ylabel=f"{words}\nu (0: least noise)")
+        _curves(axes[-2, column], axes[-1, column], history, colour)
+    axes[-2, 0].set(ylabel="relative to uniform", ylim=(0, None))
+    axes[-1, 0].set(ylabel="per unit of log SNR", ylim=(0, None))
+    bar = figure.colorbar(image, ax=axes[: len(maps), -1], label="relative to uniform")
+    bar.set_ticks(range(-REACH, REACH + 1), labels=scale_texts(REACH))
+    return figure
+
+
+def _curves(over_u: Any, over_snr: Any, history: History, colour: str) -> None:
+    """The draws at the start, the middle and the end, darker with time; the last objective dashed."""
+    last = len(history.steps) - 1
+    moments = sorted({0, last // 2, last})
+    for strength, i in zip(np.linspace(0.3, 1, len(moments)) if last else [1.0], moments, strict=True):
+        edges = np.linspace(0, 1, history.draws.shape[1] + 1)
+        over_u.stairs(history.draws[i], edges, baseline=None, color=colour, alpha=strength, linewidth=1.5)
+        over_snr.plot(*over_log_snr(history.process, smooth(history.draws[i])), color=colour, alpha=strength)
+        over_u.plot([], [], color=colour, alpha=strength, label=f"p, step {history.steps[i]:,}")
+    if history.weighted:
+        words = f"p·w, step {history.steps[last]:,}"
+        over_u.plot(history.u, history.objective[last], color="black", linestyle=":", label=words)
+        over_snr.plot(*over_log_snr(history.process, smooth(history.objective[last])), color="black", linestyle=":")
+    over_u.set(xlabel="u (0: least noise, 1: most)", xlim=(0, 1))
+    over_u.legend(frameon=False, fontsize=7)
+    _log_snr_axis(over_snr)
+
+
+def _style(values: np.ndarray, before: Sequence[np.ndarray]) -> Any:
+    """Solid; dashed, with gaps for the others, where a curve covers earlier ones."""
+    covered = sum(np.allclose(values, other, atol=0.01) for other in before)
+    return (5 * covered, (5, 15)) if covered else "-"
+
+
+def _log_snr_axis(axis: Any) -> None:
+    low, high = axis.dataLim.x0, axis.dataLim.x1
+    axis.set(xlim=(min(high, 15), max(low, -15)), xlabel="log SNR (noise to the right)")
+
+
+def _colours(histories: Sequence[History]) -> list[str]:
+    """Grey for plain uniform, and a colour for each of the others."""
+    *colours, grey = COLOURS
+    others = iter(colours * len(histories))
+    return [grey if history.label.partition(",")[0] == "uniform" else next(others) for history in histories]
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `noisewise analyze density`."""
+    parser.add_argument("--run", type=Path, nargs="+", default=[], help="folders of runs: their densities through training")
+    parser.add_argument("--comparison", type=Path, help="or the folder of a comparison: one run of each sampler")
+    parser.add_argument("--samplers", help="or specs, separated by commas, as they are before training (default: a few)")
+    parser.add_argument("--process", default="linear", help="for --samplers: the process they are drawn on")
+
+
+def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
+    """Collect densities and draw them."""
+    if rest:
+        raise ValueError(f"unknown option {rest[0]!r}: density takes --run, --comparison, --samplers and --process")
+    given = [bool(options.run), options.comparison is not None, options.samplers is not None]
+    if sum(given) > 1:
+        raise ValueError("give one of --run, --comparison and --samplers, not several")
+    says: list[str] = []
+    if given[0]:
+        histories = of_runs([read_outcome(folder) for folder in options.run])
+    elif given[1]:
+        comparison = read_comparison(options.comparison)
+        chosen = one_seed_each(comparison.outcomes)
+        if not chosen:
+            raise ValueError(
+                f"no run of {options.comparison} has a density in its metrics.jsonl yet: let them train for longer"
+            )
+        histories = of_runs(chosen)
+        says.append(f"one of {len(comparison.outcomes)} runs is shown for each sampler and process, {len(chosen)} in all")
+    else:
+        process = build_process(options.process)
+        specs = split_specs("uniform,minsnr,speed,lognormal" if options.samplers is None else options.samplers)
+        histories = [of_spec(spec, process) for spec in specs]
+        learning = [spec for spec in specs if not build(spec, process).sampler.constant]
+        if learning:
+            says.append(f"{', '.join(learning)}: shown before training, which changes it; --run shows what became of it")
+    figure = draw_runs(histories) if any(given[:2]) else draw_static(histories)
+    rows = [row for history in histories for row in rows_of(history)]
+    return Analysis("density", figure, rows, [*says, *map(sentence, histories)])

@@ -1,0 +1,211 @@
+"""Gradient variance and loss at each noise level as training goes on (arXiv 2411.09998, Fig. 2; with --objective vlb, Fig. 6).
+
+At each of `--levels` noise levels, `--rows` independent samples (training data drawn with replacement, fresh noise) give the
+variance of a single sample's gradient, by one of the two unbiased estimators of `per_sample`. Samples and noise are the same at
+every moment of training, so the curves differ by the parameters alone. The weights are those being trained, not their average.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from noisewise.analysis.draw import lines_over_noise, name_moments, new_figure, noise_axis, plain_axis
+from noisewise.analysis.moments_of_training import add_subject, moments
+from noisewise.analysis.output import Analysis
+from noisewise.analysis.per_sample import (
+    METHODS,
+    GradientStatistics,
+    Losses,
+    Samples,
+    by_micro_batches,
+    by_single_gradients,
+    choose_method,
+)
+from noisewise.analysis.trial import in_evaluation, middles, read
+from noisewise.analysis.watch import Watch
+from noisewise.feedback import preserved_buffers, preserved_random_state
+from noisewise.models import with_labels
+from noisewise.noise import normals
+from noisewise.processes import Process
+from noisewise.spec import build_weighting
+from noisewise.streams import stream_key, uniforms
+from noisewise.training.trainer import Trainer
+from noisewise.weighting import VLB, Learned, NoWeight, Weighting, WeightProduct
+
+STREAM = 0x6772616469656E74  # "gradient": the samples of this analysis
+Tell = Callable[[str], None]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What to look at, and how closely."""
+    add_subject(parser, budget="800it", points=4)
+    parser.add_argument("--levels", type=int, default=20, help="noise levels, in the middle of equal intervals of u")
+    parser.add_argument("--rows", type=int, default=128, help="samples at each level")
+    parser.add_argument(
+        "--objective", default="plain", help="what the loss is multiplied by: plain, vlb, or a weighting's spec"
+    )
+    parser.add_argument("--method", choices=METHODS, default="auto", help="auto: per_sample where its gradients take <= 1 GiB")
+    parser.add_argument("--micro-batch", type=int, help="rows of one gradient of micro_batches; by default a 16th of --rows")
+    parser.add_argument("--dropout", action="store_true", help="keep dropout, as in training; by default evaluation mode")
+
+
+def chosen_weighting(spec: str) -> Weighting:
+    """The weighting that --objective or --target names."""
+    if spec in ("plain", "vlb"):
+        return NoWeight() if spec == "plain" else VLB()
+    weighting = build_weighting(spec)
+    factors = weighting.factors if isinstance(weighting, WeightProduct) else [weighting]
+    if any(isinstance(factor, Learned) for factor in factors):
+        raise ValueError(f"{spec!r} is learned in training and has no value of its own here: choose a fixed weighting")
+    return weighting
+
+
+def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
+    """Measure at each moment, and draw."""
+    weighting, rows, size = chosen_weighting(options.objective), options.rows, options.micro_batch
+    size = next(part for part in range(max(1, rows // 16), 0, -1) if rows % part == 0) if size is None else size
+    u = middles(options.levels)
+    if rows < 2:
+        raise ValueError(f"a variance needs at least 2 samples a level, got --rows {rows}")
+    found: list[tuple[int, str, list[GradientStatistics]]] = []
+    notes: list[str] = []
+    with Watch().shown() as watch:
+        for trainer in moments(options, rest, watch.tell):
+            process, parameters = trainer.objective.process, sum(p.numel() for p in trainer.model.parameters())
+            method = found[-1][1] if found else choose_method(options.method, trainer.model, rows)
+            with watch.moment(trainer, len(u)):
+                measure = partial(measure_levels, trainer, u, rows, weighting, size=size, dropout=options.dropout)
+                try:
+                    levels = measure(method, watch.advance)
+                except RuntimeError as error:
+                    if method == "micro_batches" or options.method == "per_sample":
+                        raise
+                    method = "micro_batches"
+                    reason = str(error).strip().partition("\n")[0]
+                    notes.append(f"This model gives no single gradients ({reason}): micro-batches of {size} rows instead.")
+                    levels = measure(method, watch.advance)
+            found.append((trainer.step, method, levels))
+    figure = draw(
+        u, [(step, levels) for step, _, levels in found], process, objective=options.objective, name=trainer.config.name
+    )
+    table = [
+        row_of(step, method, process, level, one) for step, method, all_ in found for level, one in zip(u, all_, strict=True)
+    ]
+    return Analysis(
+        "gradients", figure, table, [*findings(u, found), *notes, cost(len(u), rows, len(found), method, parameters)]
+    )
+
+
+def samples_at(trainer: Trainer, u: float, rows: int, stream: int) -> Samples:
+    """Independent samples of the training data (with replacement) and noise: a function of `stream` alone."""
+    source = trainer.parts.source
+    chosen = (uniforms(stream_key(STREAM, stream), rows).double() * len(source)).long().clamp(max=len(source) - 1)
+    x0, labels = read(source, chosen, trainer)
+    noise = normals(STREAM, torch.arange(rows), stream, tuple(x0.shape[1:]), trainer.device)
+    return Samples(x0, noise, torch.full((rows,), u, device=trainer.device), labels)
+
+
+def weighted_losses(trainer: Trainer, weighting: Weighting) -> Losses:
+    """The losses whose gradients are looked at."""
+    objective = trainer.objective
+
+    def losses(model: nn.Module, samples: Samples) -> Tensor:
+        values = objective.losses(with_labels(model), samples.x0, samples.u, samples.noise, samples.labels)
+        return weighting.weights(objective, samples.u).detach() * values
+
+    return losses
+
+
+def measure_levels(
+    trainer: Trainer,
+    u: Tensor,
+    rows: int,
+    weighting: Weighting,
+    method: str,
+    advance: Callable[[], None] = lambda: None,
+    *,
+    size: int = 8,
+    dropout: bool = False,
+) -> list[GradientStatistics]:
+    """The statistics at each of these noise levels; the trainer stays as it was."""
+    losses, model, found = weighted_losses(trainer, weighting.to(trainer.device)), trainer.model, []
+    with preserved_random_state(STREAM % 2**31), preserved_buffers(model), in_evaluation(model):
+        model.train(dropout)
+        for i, level in enumerate(u.tolist()):
+            samples = samples_at(trainer, level, rows, i)
+            if method == "per_sample":
+                found.append(by_single_gradients(model, losses, samples))
+            else:
+                found.append(by_micro_batches(model, losses, samples, size))
+            advance()
+    return found
+
+
+def row_of(step: int, method: str, process: Process, u: Tensor, found: GradientStatistics) -> dict[str, Any]:
+    """One line of the table."""
+    return {
+        "step": step,
+        "u": round(float(u), 6),
+        "time": float(process.time(u[None])[0]),
+        "log_snr": float(process.log_snr(u[None])[0]),
+        "variance": found.variance,
+        "variance_error": found.variance_error,
+        "squared_mean_gradient": found.squared_mean,
+        "mean_norm": found.norm,
+        "rms_norm": found.root_mean_square,
+        "loss": found.loss,
+        "loss_error": found.loss_error,
+        "method": method,
+        "samples": found.samples,
+    }
+
+
+def findings(u: Tensor, found: list[tuple[int, str, list[GradientStatistics]]]) -> list[str]:
+    """What the numbers say."""
+    says = []
+    for step, _, levels in (found[0], found[-1])[: len(found)]:
+        variance = torch.tensor([level.variance for level in levels])
+        low, high = int(variance.argmin()), int(variance.argmax())
+        says.append(
+            f"Step {step}: the gradient's variance is largest at u = {float(u[high]):.3f} ({float(variance[high]):.3g}), "
+            f"{float(variance[high] / variance[low].clamp(min=1e-30)):.3g} times that at u = {float(u[low]):.3f}."
+        )
+    return says
+
+
+def cost(levels: int, rows: int, count: int, method: str, parameters: int) -> str:
+    """What it took."""
+    how = "one gradient a sample" if method == "per_sample" else "gradients of independent micro-batches"
+    return (
+        f"Cost: {levels} levels x {rows} samples x {count} moments = {levels * rows * count:,} samples forward and backward "
+        f"({how}; {parameters:,} parameters)."
+    )
+
+
+def draw(
+    u: Tensor, found: list[tuple[int, list[GradientStatistics]]], process: Process, *, objective: str = "plain", name: str = ""
+) -> Figure:
+    """Variance and loss over the noise level, a line for each moment."""
+    steps = [step for step, _ in found]
+    what = {"plain": "loss", "vlb": "VLB-weighted loss"}.get(objective, f"loss weighted by {objective}")
+    figure = new_figure(10.5, 4.4)
+    left, right = figure.subplots(1, 2)
+    for axis, field, label in (
+        (left, "variance", "gradient variance E|g − E g|², one sample"),
+        (right, "loss", f"{what}, mean over elements"),
+    ):
+        curves = [[getattr(level, field) for level in levels] for _, levels in found]
+        errors = [[getattr(level, f"{field}_error") or 0.0 for level in levels] for _, levels in found]
+        lines_over_noise(axis, u.tolist(), curves, errors, steps)
+        axis.set(yscale="log", ylabel=label)
+        noise_axis(axis, process)
+        plain_axis(axis)
+    name_moments(figure, left, [left, right], steps)
+    title = f"{name}: gradient variance and {what} at each noise level during training".removeprefix(": ")
+    figure.suptitle(f"{title}  (bands: one standard error)", fontsize=11)
+    return figure

@@ -1,0 +1,119 @@
+"""noisewise compare: the same model, data, noise and time for several samplers.
+
+    noisewise compare --preset digits --samplers "uniform,minsnr,adaptive" --schedules linear,cosine --seeds 2 --budget 30s
+
+Each run is an ordinary run folder and a process of its own; the clock counts training steps alone, the sampler's own cost
+included. The command may be stopped or killed at any time: the same command goes on where it was.
+"""
+
+import argparse
+from pathlib import Path
+
+from noisewise.spec import split_specs
+from noisewise.study.budget import with_budget
+from noisewise.study.conduct import combinations, conduct
+from noisewise.study.launch import add_launcher_options, chosen_launcher
+from noisewise.study.outcome import LOG, Comparison, Plan
+from noisewise.training.options import config_parser, parse_config, with_files
+from noisewise.training.signals import StopRequest
+
+
+def main(arguments: list[str]) -> int:
+    """The command line."""
+    first = own_options()
+    known, rest = first.parse_known_args(arguments)
+    words = [word.partition("=")[0] for word in rest]
+    if "--sampler" in words or "--seed" in words:
+        raise ValueError("compare takes --samplers and --seeds, not --sampler and --seed")
+    for word in ("--steps", "--seconds"):
+        if word in words:
+            raise ValueError(f"compare takes --budget, as in 1000it or 30s, not {word}")
+    if known.schedules is not None and "--process" in words:
+        raise ValueError("give --process or --schedules, not both")
+    own = [option for action in first._actions for option in action.option_strings]
+    config = parse_config(config_parser(prog="noisewise compare"), with_files(rest, known.preset), own)
+    config = with_budget(config, known.budget)
+    folder = known.out or Path("out") / config.name
+    samplers, schedules = (
+        split_specs(known.samplers),
+        split_specs(config.process if known.schedules is None else known.schedules),
+    )
+    configs = combinations(config, samplers, schedules, known.seeds, folder)
+    plan = Plan(
+        name=config.name,
+        baseline=samplers[0],
+        budget=known.budget,
+        evaluate_at=shares(known.evaluate_at),
+        images=known.images,
+        command=("compare", *arguments),
+        headline=known.headline,
+    )
+    launcher = chosen_launcher(known, folder, len(samplers))
+    with StopRequest() as stop:
+        comparison = conduct(plan, configs, launcher, stop=stop)
+    if stop.requested and any(outcome.status == "unfinished" for outcome in comparison.outcomes):
+        print(f"{stop.name}: {launcher.farewell()}")
+        return 0
+    return conclude(comparison)
+
+
+def own_options() -> argparse.ArgumentParser:
+    """The options besides those of the configuration."""
+    parser = argparse.ArgumentParser(
+        prog="noisewise compare",
+        allow_abbrev=False,
+        description="Train with several samplers under the same conditions, compare, and write a report. "
+        "All settings of noisewise train can follow.",
+    )
+    parser.add_argument("--preset", action="append", default=[], help="begin with the settings of a preset")
+    parser.add_argument(
+        "--samplers", default="uniform,minsnr,adaptive", help="specs, separated by commas; the first is the baseline"
+    )
+    parser.add_argument("--schedules", help="processes, as in linear,cosine,quadratic; default: that of the configuration")
+    parser.add_argument("--seeds", type=int, default=2, help="runs of each combination")
+    parser.add_argument("--budget", default="25s", help="of each run: seconds (30s) or steps (1000it)")
+    parser.add_argument(
+        "--evaluate-at", default="0.25,0.5,0.75,1", help="shares of the budget at which each run is measured; the last is 1"
+    )
+    parser.add_argument(
+        "--images", type=int, default=1000, help="generated images of each evaluation; 5000 or more for figures"
+    )
+    parser.add_argument(
+        "--headline", type=int, metavar="IMAGES", help="one more distance at the end of each run, as in 50000; default: none"
+    )
+    parser.add_argument("--out", type=Path, default=None, help="a folder for runs, results and report")
+    add_launcher_options(parser)
+    return parser
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """ "0.5,1" as numbers."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--evaluate-at {text!r}: give shares of the budget, as in 0.25,0.5,0.75,1") from None
+
+
+def conclude(comparison: Comparison) -> int:
+    """Results, table and report, and what failed; 1 if no run finished."""
+    # imported late: they may need more than training does, such as matplotlib
+    from noisewise.report import write_report
+    from noisewise.study.results import write_results
+    from noisewise.study.table import print_table
+
+    failed = [outcome for outcome in comparison.outcomes if outcome.status == "failed"]
+    finished = [outcome for outcome in comparison.outcomes if outcome.status == "finished"]
+    if finished:
+        write_results(comparison)
+        print_table(comparison)
+    for outcome in failed:
+        print(
+            f"failed: {outcome.process}, {outcome.sampler}, seed {outcome.seed}: {outcome.failure and outcome.failure.message}"
+        )
+        print(f"        its log: {outcome.folder / LOG}")
+    if failed:
+        print("the same command tries again what failed")
+    if not finished:
+        return 1
+    print(f"\nreport: {write_report(comparison.folder)}")
+    return 0

@@ -1,0 +1,308 @@
+"""noisewise evaluate: how good the images of a run, a folder or a file are, and how good its model predicts."""
+
+import argparse
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noisewise import distributed
+from noisewise.commands.devices import place, prepare_processes
+from noisewise.commands.generate import describe_set, make_set, model_options
+from noisewise.commands.progress_bar import bar
+from noisewise.data import SOURCES, Source, leaving_out_corrupt, open_data
+from noisewise.generation.sets import ImageSet
+from noisewise.generation.trained import Trained, load_trained
+from noisewise.metrics import distances
+from noisewise.metrics.heldout import check_classes, held_out_losses
+from noisewise.metrics.likelihood import VARIANCES, variational_bound
+from noisewise.metrics.preprocess import PREPROCESSING
+from noisewise.precision import full_float32
+from noisewise.training.checkpoint import NAME
+from noisewise.training.components import open_source
+from noisewise.training.config import Config
+from noisewise.training.options import read_mapping
+from noisewise.training.run_folder import RunFolder, environment
+from noisewise.training.writing import writing
+from noisewise.weighting import VLB
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="noisewise evaluate",
+        allow_abbrev=False,
+        description="Distances of generated images to real ones (FID and others), held-out loss by noise level, bits per "
+        "dimension. The results of a run are appended to its metrics.jsonl.",
+    )
+    made.add_argument("target", type=Path, help="a run, one of its checkpoints, a folder of images, or an .npy/.npz file")
+    made.add_argument(
+        "--data", help="real images, as SOURCE:PATH (cifar10:data/cifar10, folder:images, digits); a run's own by default"
+    )
+    made.add_argument(
+        "--data-options", type=read_mapping, default={}, help="settings of that source as YAML, such as {size: 64}"
+    )
+    made.add_argument("--split", default="train", help="of the real images that distances are measured to")
+    made.add_argument("--count", type=int, help="images that a run generates; default: 5000; 50000 for a headline figure")
+    made.add_argument(
+        "--metrics", default="fid", help=f"comma-separated, of {', '.join(distances.METRICS)}; none for no images"
+    )
+    made.add_argument("--preprocessing", default="pytorch-fid", choices=[name for name in PREPROCESSING if name != "digits"])
+    made.add_argument("--weights", type=Path, help="Inception weights, if not those of the extra [fid]")
+    made.add_argument("--heldout", type=int, default=1000, help="held-out images for the loss by noise level; 0 for none")
+    made.add_argument("--levels", type=int, default=50, help="noise levels of the held-out loss")
+    made.add_argument("--vlb", type=int, default=0, help="images for the bound in bits per dimension; 0 for none")
+    made.add_argument("--variance", default="fixed_small", choices=VARIANCES, help="of the model in the bound")
+    made.add_argument("--tf32", action="store_true", help="TF32 for the generated images' features: faster, FID moves by 0.001")
+    made.add_argument(
+        "--skip-corrupt", action="store_true", help="leave out image files that cannot be read, real or generated"
+    )
+    made.add_argument("--feature-batch", type=int, default=128, help="images at a time in the feature network")
+    made.add_argument("--cache", type=Path, help="where statistics of real images are kept; the user's cache folder by default")
+    made.add_argument("--json", type=Path, help="also write the result to this file")
+    model_options(made)
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    """The command line."""
+    args = parser().parse_args(arguments)
+    device = prepare_processes(place(args.device))
+    metrics = chosen_metrics(args.metrics)
+    args.target = args.target.absolute()
+    if not args.target.exists():
+        raise FileNotFoundError(f"{args.target} does not exist: give a run, a folder of images, or an .npy/.npz file")
+    is_run = (args.target / "config.yaml").is_file() or bool(NAME.fullmatch(args.target.name))
+    check_options(args, is_run)
+    args.count = 5000 if args.count is None else args.count
+    if metrics and args.count < 2:
+        raise ValueError(f"--count must be >= 2 for a distance, got {args.count}")
+    if not is_run and (not metrics or args.vlb):
+        raise ValueError(f"{args.target} is no run with a model: only the distances of its images (--metrics) can be measured")
+    trained = load_trained(args.target, step=args.step, weights=args.model_weights, device=device) if is_run else None
+    result: dict[str, Any] = {"kind": "evaluation", "target": args.target.name}
+    real = real_source(args, trained, args.split) if metrics else None  # what is missing should be missed at once
+    if real is not None:
+        network = distances.choose_network(real, device, args.preprocessing, args.weights)
+        images = chosen_images(args, trained, metrics, real, network)
+    if trained is not None:
+        result |= {"step": trained.step, "weights": trained.weights, "weights_sha256": trained.digest}
+        if (args.heldout or args.vlb) and distributed.rank() == 0:
+            with full_float32():
+                result |= predictions(args, trained, device, needed=real is None)
+    if real is not None:
+        result |= image_distances(args, trained, images, metrics, real, network, device)
+    if real is None and not {"heldout", "vlb"} & set(result) and distributed.rank() == 0:
+        raise ValueError("nothing was measured: ask for --metrics, --heldout or --vlb")
+    result["environment"] = environment()
+    if distributed.rank() == 0:
+        if trained is not None:
+            RunFolder(trained.folder).log(result)
+        show(result)
+        if args.json:
+            with writing(f"--json {args.json}", args.json):
+                args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def check_options(args: argparse.Namespace, is_run: bool) -> None:
+    """What would be ignored, or found wrong when all the work is done."""
+    for name in ("feature_batch", "batch", "levels"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(args, name)}")
+    if args.json and not args.json.absolute().parent.is_dir():
+        raise FileNotFoundError(f"--json {args.json}: there is no folder {args.json.parent}")
+    if args.data_options and not args.data:
+        raise ValueError("--data-options are settings of --data, which is not given")
+    given = [f"--{name}" for name in ("count", "step", "solver", "steps", "label") if getattr(args, name) is not None]
+    if given and not is_run:
+        raise ValueError(f"{given[0]} is for images that a run generates: of {args.target.name} all are measured, as they are")
+
+
+def chosen_metrics(names: str) -> tuple[str, ...]:
+    """What --metrics asks for."""
+    return () if names == "none" else distances.check_metrics(name.strip() for name in names.split(","))
+
+
+def real_source(args: argparse.Namespace, trained: Trained | None, split: str) -> Source:
+    """The real images: --data, or what the run was trained on."""
+    if args.data:
+        name, _, path = args.data.partition(":")
+        if name not in SOURCES:
+            raise ValueError(f"--data {args.data!r}: write SOURCE:PATH with a source of {', '.join(SOURCES)}")
+        options = leaving_out_corrupt(name, args.data_options) if args.skip_corrupt else args.data_options
+        return open_data(name, path or None, split=split, options=options)
+    if trained is None:
+        raise ValueError("name the real images to compare with, as in --data cifar10:data/cifar10")
+    return open_own(args, trained.config, split)
+
+
+def open_own(args: argparse.Namespace, config: Config, split: str) -> Source:
+    """The data that a run was trained on, or held-out ones beside them."""
+    if args.skip_corrupt:
+        data = replace(config.data, options=leaving_out_corrupt(config.data.source, config.data.options))
+        config = replace(config, data=data)
+    return open_source(config, split)
+
+
+def chosen_images(
+    args: argparse.Namespace, trained: Trained | None, metrics: tuple[str, ...], real: Source, network: distances.Network
+) -> ImageSet | Source:
+    """The images to be measured, those of a run still to be made; what cannot be measured is refused before any work."""
+    distances.check_real(real)
+    if trained is not None:
+        images = describe_set(args, trained, trained.folder / "generated", args.count, "npy")
+        images.folder /= f"step-{trained.step:08d}-seed-{args.seed}-{images.key}"  # a folder for each way to generate
+        distances.check_counts(metrics, network, args.count, len(real))
+        return images
+    source = open_target(args.target, args.skip_corrupt, 3 if network.metric == "fid" else real.shape[0])
+    if network.metric != "fid" and source.shape != real.shape:
+        raise ValueError(f"the images are {source.shape} and the real ones {real.shape}: they must be of one shape")
+    distances.check_counts(metrics, network, len(source), len(real))
+    return source
+
+
+def image_distances(
+    args: argparse.Namespace,
+    trained: Trained | None,
+    images: ImageSet | Source,
+    metrics: tuple[str, ...],
+    real: Source,
+    network: distances.Network,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Generate what is missing of the images, and measure."""
+    keep = any(metric in distances.NEED_REAL_FEATURES for metric in metrics)
+    world = distributed.world_size()
+    with bar("real images", math.ceil(len(real) / world)) as advance:
+        statistics = distances.real_statistics(
+            real, network, device, keep_features=keep, cache=args.cache, batch=args.feature_batch, progress=Total(advance)
+        )
+    about: dict[str, Any] = {"data": real.name, "split": args.split, "data_fingerprint": real.fingerprint()}
+    batches: Iterable[Tensor]
+    if isinstance(images, Source):
+        batches, count = distances.source_images(images, args.feature_batch), len(images)
+        about["files"] = {"name": images.name, "count": count, "fingerprint": images.fingerprint()}
+    else:
+        assert trained is not None, "images are generated by a run"
+        make_set(args, trained, images, device)
+        batches = (images.read(chunk) for chunk in images.chunks()[distributed.rank() :: world])
+        about["generation"], count = images.record, args.count
+    pixels = None
+    if "sliced" in metrics:
+        pixels = torch.cat(list(distances.source_images(real, count=distances.SLICED_IMAGES, mine=False)))
+    with bar("features", math.ceil(count / world)) as advance:
+        found = distances.compare_images(
+            batches,
+            statistics,
+            network,
+            device,
+            metrics,
+            real_pixels=pixels,
+            batch=args.feature_batch,
+            seed=args.seed,
+            tf32=args.tf32,
+            progress=Total(advance),
+        )
+    return {**found, "network": network.id, "preprocessing": network.preprocessing, "tf32": args.tf32, **about}
+
+
+def open_target(path: Path, skip_corrupt: bool, channels: int = 3) -> Source:
+    """A folder of images or a file of arrays, as a source."""
+    if path.is_dir():
+        return open_data("folder", str(path), options={"skip_corrupt": skip_corrupt, "channels": channels})
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: give a run, a folder of images, or an .npy/.npz file")
+    source = open_data("array", str(path))
+    if not source.image:
+        raise ValueError(f"{path} does not hold 8-bit images of 1 or 3 channels: save them as uint8 from 0 to 255")
+    return source
+
+
+def predictions(args: argparse.Namespace, trained: Trained, device: torch.device, needed: bool) -> dict[str, Any]:
+    """What the model itself is worth, on held-out data: loss by noise level and, if asked, bits per dimension.
+
+    Without such data there is no loss, which is an error if it is `needed`.
+    """
+    if args.vlb and trained.classes:
+        raise ValueError("bits per dimension are for models without classes")
+    try:
+        source = open_own(args, trained.config, "test")
+        check_classes(source, trained.classes)
+    except (FileNotFoundError, ValueError) as error:
+        if args.vlb or needed:
+            raise
+        print(f"no held-out loss: {error}")
+        return {}
+    result: dict[str, Any] = {"heldout_data": {"name": source.name, "split": "test", "fingerprint": source.fingerprint()}}
+    if args.heldout:
+        with bar("held-out loss", min(args.heldout, len(source)) * args.levels) as advance:
+            losses = held_out_losses(
+                trained.call,
+                trained.objective,
+                source,
+                levels=args.levels,
+                images=args.heldout,
+                classes=trained.classes,
+                device=device,
+                batch=args.batch,
+                progress=advance,
+            )
+        result["heldout"] = {
+            "images": losses.samples,
+            "noise_seed": 0,
+            "loss": losses.mean,
+            "loss_by_level": losses.loss.tolist(),
+            "error_by_level": losses.error.tolist(),
+        }
+        if trained.objective.process.steps:
+            result["heldout"]["vlb_weighted"] = losses.weighted(VLB(), trained.objective)
+    if args.vlb:
+        with bar("bits per dimension", min(args.vlb, len(source)) * (trained.objective.process.steps or 1000)) as advance:
+            bound = variational_bound(
+                trained.denoiser(),
+                trained.objective.process,
+                source,
+                images=args.vlb,
+                variance=args.variance,
+                device=device,
+                batch=args.batch,
+                progress=advance,
+            )
+        result["vlb"] = {
+            "bits_per_dimension": bound.total,
+            "error": bound.error if math.isfinite(bound.error) else None,
+            "noise_seed": 0,
+            "prior": bound.prior,
+            "by_level": bound.terms.tolist(),
+            "images": bound.images,
+            "variance": args.variance,
+        }
+    return result
+
+
+def show(result: dict[str, Any]) -> None:
+    """The numbers, one a line."""
+    for name, value in result.items():
+        if isinstance(value, float):
+            print(f"{name:22s} {value:.4f}")
+        elif isinstance(value, dict) and name not in ("generation", "environment", "files", "heldout_data"):
+            numbers = {key: inner for key, inner in value.items() if isinstance(inner, int | float)}
+            print(f"{name:22s} " + "  ".join(f"{key} {inner:.5g}" for key, inner in numbers.items() if key != "noise_seed"))
+        elif isinstance(value, int | str):
+            print(f"{name:22s} {value}")
+
+
+class Total:
+    """Turns "so many in all" into "so many more"."""
+
+    def __init__(self, advance: Any) -> None:
+        self.advance, self.before = advance, 0
+
+    def __call__(self, done: int) -> None:
+        self.advance(done - self.before)
+        self.before = done

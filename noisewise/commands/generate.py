@@ -1,0 +1,131 @@
+"""noisewise generate: images of a trained model, into a folder."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from noisewise import distributed
+from noisewise.commands.devices import DEVICES, place, prepare_processes
+from noisewise.commands.progress_bar import bar
+from noisewise.generation.decoding import make_decoder
+from noisewise.generation.image_grid import save_grid
+from noisewise.generation.sets import PRECISIONS, ImageSet, fill, image_set
+from noisewise.generation.solvers import Solver, default_solver
+from noisewise.generation.trained import WEIGHTS, Trained, load_trained
+from noisewise.training.writing import writing
+
+ENDINGS = {"npz": ".npz", "grid": ".png"}
+NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".zip")
+
+
+def model_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say which model generates and how."""
+    parser.add_argument("--step", type=int, help="the checkpoint of this step; the newest by default")
+    parser.add_argument("--model-weights", default="ema", choices=WEIGHTS, help="averaged weights (default) or the last ones")
+    parser.add_argument(
+        "--solver", help='such as "ddim:steps=50,eta=0" or "heun:steps=18"; the usual one of the process by default'
+    )
+    parser.add_argument("--steps", type=int, help="steps of the solver, shorter than writing it out")
+    parser.add_argument("--seed", type=int, default=0, help="another seed is another set of images")
+    parser.add_argument("--guidance", type=float, default=1.0, help="classifier-free guidance; 1 is none")
+    parser.add_argument(
+        "--interval", type=float, nargs=2, default=(0.0, 1.0), metavar=("LOW", "HIGH"), help="u in which to guide"
+    )
+    parser.add_argument("--label", type=int, help="the class of all images; by default classes take turns")
+    parser.add_argument("--batch", type=int, default=500, help="images generated at a time")
+    parser.add_argument("--device", default="auto", choices=DEVICES)
+    parser.add_argument("--precision", default="fp32", choices=list(PRECISIONS), help="of the network while generating")
+    parser.add_argument(
+        "--autoencoder", help="folder or hub id, if latents are to be decoded by another than they were made by"
+    )
+    parser.add_argument("--subfolder", help="of --autoencoder")
+
+
+def choose_solver(args: argparse.Namespace, trained: Trained) -> Solver:
+    """What --solver and --steps ask for."""
+    process = trained.objective.process
+    solver = Solver.parse(args.solver, process) if args.solver else default_solver(process)
+    return solver if args.steps is None else replace(solver, steps=args.steps)
+
+
+def describe_set(args: argparse.Namespace, trained: Trained, folder: Path, count: int, format: str) -> ImageSet:
+    """The set of images that the options describe."""
+    interval = (args.interval[0], args.interval[1])
+    return image_set(
+        trained,
+        folder,
+        count,
+        solver=choose_solver(args, trained),
+        seed=args.seed,
+        label=args.label,
+        guidance=args.guidance,
+        interval=interval,
+        chunk=args.batch,
+        format=format,
+        precision=args.precision,
+        autoencoder=f"{args.autoencoder}/{args.subfolder}" if args.autoencoder and args.subfolder else args.autoencoder,
+    )
+
+
+def make_set(
+    args: argparse.Namespace, trained: Trained, images: ImageSet, device: torch.device, what: str | None = None
+) -> None:
+    """Make what is missing of it; `what` is how the user knows the place, if not by its folder."""
+    decoder = None
+    if trained.latents is not None:
+        decoder = make_decoder(trained.latents, device, args.autoencoder, args.subfolder)
+    share = sum(map(len, images.chunks()[distributed.rank() :: distributed.world_size()]))
+    with bar("generating", share) as advance, writing(what or str(images.folder), images.folder):
+        fill(images, trained, device=device, decoder=decoder, batch=args.batch, progress=advance)
+
+
+def main(arguments: list[str]) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="noisewise generate",
+        allow_abbrev=False,
+        description="Generate images with a trained model. Image i depends on the seed and on i alone, not on the batch or on "
+        "the number of processes (torchrun). An interrupted command goes on where it stopped.",
+    )
+    parser.add_argument("run", type=Path, help="the folder of a run, or one of its checkpoints")
+    parser.add_argument("--count", type=int, default=64)
+    parser.add_argument(
+        "--out", type=Path, help="a folder (png), an .npz file, or a .png file for a grid; by default RUN/generated"
+    )
+    parser.add_argument("--format", choices=["png", "npz", "grid"], help="by default what --out looks like, png for a folder")
+    model_options(parser)
+    args = parser.parse_args(arguments)
+    if args.count < 1:
+        raise ValueError(f"--count must be >= 1, got {args.count}")
+    device = prepare_processes(place(args.device))
+    trained = load_trained(args.run, step=args.step, weights=args.model_weights, device=device)
+    ending = ENDINGS.get(args.format, "")
+    out = args.out or trained.folder / "generated" / f"step-{trained.step:08d}-seed-{args.seed}{ending}"
+    format = args.format or {ending: name for name, ending in ENDINGS.items()}.get(out.suffix.lower(), "png")
+    if format == "png" and out.suffix.lower() in NO_FOLDERS:
+        raise ValueError(f"--out {out.name}: a grid is written as .png, many images into a folder or an .npz file")
+    if format in ENDINGS and out.suffix.lower() != ENDINGS[format]:
+        raise ValueError(
+            f"--format {format} writes a {ENDINGS[format]} file: give --out a name that ends in it, not {out.name}"
+        )
+    if format in ENDINGS and out.is_dir():
+        raise ValueError(f"--out {out} is a folder: name a {ENDINGS[format]} file, as in {out / f'images{ENDINGS[format]}'}")
+    folder = out if format == "png" else out.with_name(out.name + ".parts")
+    images = describe_set(args, trained, folder, args.count, "png" if format == "png" else "npy")
+    named = f"--out {out}" if args.out else str(out)
+    make_set(args, trained, images, device, named)
+    if distributed.rank() == 0:
+        if format != "png":
+            everything = torch.cat(list(images.batches()))
+            with writing(named, out):
+                if format == "npz":
+                    with out.open("wb") as file:  # of a name, numpy would make another
+                        np.savez_compressed(file, images=everything.permute(0, 2, 3, 1).numpy())
+                else:
+                    save_grid(everything, out)
+            images.remove()
+        print(f"{args.count} images of step {trained.step} ({images.record['solver']}): {out}")
+    return 0

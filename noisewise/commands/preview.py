@@ -1,0 +1,183 @@
+"""noisewise preview: what a recipe trains on, before any GPU is rented.
+
+noisewise preview --scheduler linear --sampler lognormal --weighting minsnr:gamma=5 --out preview.png
+noisewise preview --scheduler my-pipeline/ --sampler uniform --compare lognormal "adaptive+minsnr"
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from noisewise.looking.curves_picture import draw_previews
+from noisewise.looking.curves_text import BLOCKS, PLAIN, common_limits, description, not_yet
+from noisewise.looking.recipe_curves import AXES, CURVES, WEIGHT_OF, Preview, preview
+from noisewise.objective import PREDICTIONS, Objective
+from noisewise.processes import PROCESSES
+from noisewise.spec import Recipe, SpecError, build, build_process, build_weighting
+
+SCHEDULER_SETTINGS = {
+    "shift": "of a flow-matching scheduler, instead of the configured one",
+    "mu": "of a flow-matching scheduler with dynamic shifting, as the pipeline computes it from the resolution",
+    "mean": "of ln sigma in the training of a model with an EDM scheduler",
+    "std": "of ln sigma there",
+}
+
+
+def main(arguments: list[str]) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="noisewise preview",
+        description="Show which noise levels a recipe draws (p), how much it counts them (w) and their product, over the time "
+        "that the model is fed and over log SNR. Nothing is trained.",
+        allow_abbrev=False,
+    )
+    add_options(parser)
+    args = parser.parse_args(arguments)
+    if args.out is not None and not args.out.suffix:
+        raise ValueError(f"--out {args.out}: give the picture an ending, such as {args.out}.png")
+    objective = read_objective(args)
+    recipes = [build(spec, objective) for spec in read_specs(args)]
+    previews = [_preview(recipe, objective, args.weight_of) for recipe in recipes]
+    notes = [not_yet(recipe.sampler, recipe.weighting) for recipe in recipes]
+    heading = f"{args.scheduler}, {objective.prediction} prediction"
+    _print_all(previews, notes, f"{heading}; w is the weight of the {_whose(args.weight_of, objective)} loss")
+    if args.json is not None:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(as_json(args, objective, previews, notes), allow_nan=False) + "\n")
+        print(args.json)
+    return 0 if args.out is None else _draw(previews, args.out, heading)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument(
+        "--scheduler",
+        required=True,
+        metavar="PATH_OR_NAME",
+        help=f"a process, such as linear or cosine:steps=4000 ({', '.join(PROCESSES)}); or a diffusers "
+        "scheduler_config.json, or a folder that holds one, itself or in scheduler/",
+    )
+    parser.add_argument(
+        "--sampler", default="uniform", metavar="SPEC", help="what draws the noise levels; may name a weighting"
+    )
+    parser.add_argument("--weighting", metavar="SPEC", help="what weighs their losses, such as minsnr:gamma=5")
+    parser.add_argument(
+        "--compare", nargs="+", default=[], metavar="SPEC", help="other recipes, such as speed:k=5+change_aware"
+    )
+    parser.add_argument("--prediction", choices=PREDICTIONS, help="what the model predicts; by default the scheduler's own")
+    parser.add_argument(
+        "--weight-of",
+        choices=WEIGHT_OF,
+        default="model",
+        help="whether w multiplies the model's own loss or the eps-loss, in which predictions can be compared",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a picture: .png, .svg or .pdf (needs matplotlib)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the curves and numbers")
+    for name, what in SCHEDULER_SETTINGS.items():
+        parser.add_argument(f"--{name}", type=float, help=what)
+
+
+def read_objective(args: argparse.Namespace) -> Objective:
+    """The process and what the model predicts."""
+    text = args.scheduler
+    settings = {name: value for name in SCHEDULER_SETTINGS if (value := getattr(args, name)) is not None}
+    if text.partition(":")[0].strip() in PROCESSES or not _is_path(text):
+        objective = _named(text)
+        if settings:
+            name, value = next(iter(settings.items()))
+            raise ValueError(
+                f"--{name} is for diffusers' schedulers, and {text} is none: instead write {_instead(name, value)}"
+            )
+    else:
+        from noisewise.integrations.diffusers import read_scheduler
+
+        objective = read_scheduler(Path(text), **settings)
+    return objective if args.prediction is None else replace(objective, prediction=args.prediction)
+
+
+def _instead(name: str, value: float) -> str:
+    """What does the same as a setting of diffusers' schedulers where the process is named."""
+    if name in ("mean", "std"):
+        return f"--scheduler edm:{name}={value:g}"
+    shift = value if name == "shift" else math.exp(min(value, 700.0))
+    return f'--sampler "shift:of=(uniform),shift={shift:.4g}"'
+
+
+def _is_path(text: str) -> bool:
+    return Path(text).exists() or text.endswith(".json") or any(mark in text for mark in {"/", os.sep})
+
+
+def _named(spec: str) -> Objective:
+    try:
+        process = build_process(spec)
+    except SpecError as error:
+        raise SpecError(f"{error}; or the path of a diffusers scheduler_config.json, or of a folder with one") from None
+    return Objective(process)
+
+
+def read_specs(args: argparse.Namespace) -> list[str]:
+    """The recipes to show, first the one that --sampler and --weighting make."""
+    if args.weighting is None:
+        return [args.sampler, *args.compare]
+    build_weighting(args.weighting)  # for its error, if it names a sampler
+    return [f"{args.sampler}+{args.weighting}", *args.compare]
+
+
+def as_json(
+    args: argparse.Namespace, objective: Objective, previews: Sequence[Preview], notes: Sequence[list[str]]
+) -> dict[str, Any]:
+    """The curves and what was printed of them; null where log SNR is infinite."""
+    axes: dict[str, Any] = {axis: _finite(getattr(previews[0], axis)) for axis in AXES}
+    recipes = [
+        {
+            "spec": one.title,
+            "notes": note,
+            **{name: _finite(getattr(one, name)) for name in CURVES},
+            "quantiles": {axis: {k: _finite(v) for k, v in one.quantiles(axis=axis).items()} for axis in AXES},
+            "thirds": one.shares(3),
+            "effective_share": one.effective_share,
+        }
+        for one, note in zip(previews, notes, strict=True)
+    ]
+    said = {"scheduler": args.scheduler, "prediction": objective.prediction, "weight_of": args.weight_of}
+    return {**said, **axes, "recipes": recipes}
+
+
+def _finite(values: Sequence[float] | np.ndarray) -> list[float | None]:
+    return [float(value) if np.isfinite(value) else None for value in values]
+
+
+def _preview(recipe: Recipe, objective: Objective, weight_of: Any) -> Preview:
+    return preview(
+        recipe.sampler, recipe.weighting, objective.process, objective=objective, weight_of=weight_of, title=recipe.spec
+    )
+
+
+def _whose(weight_of: str, objective: Objective) -> str:
+    return "eps" if weight_of == "eps" else f"model's own {objective.prediction}"
+
+
+def _print_all(previews: Sequence[Preview], notes: Sequence[list[str]], heading: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    blocks = BLOCKS if BLOCKS.encode(encoding, "replace").decode(encoding) == BLOCKS else PLAIN
+    lines, between = [heading], common_limits(previews)
+    for one, note in zip(previews, notes, strict=True):
+        lines += ["", *description(one, between, note, blocks)]
+    print("\n".join(lines).encode(encoding, "replace").decode(encoding))
+
+
+def _draw(previews: Sequence[Preview], out: Path, heading: str) -> int:
+    try:
+        print(draw_previews(previews, out, heading))
+    except ImportError as error:
+        print(f"noisewise: no picture: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,65 @@
+"""noisewise report: a run or a comparison as one HTML file, as figures, or live in the browser.
+
+noisewise report out/digits
+noisewise report out/digits --figures figures --formats pdf
+noisewise report --live runs/first
+"""
+
+import argparse
+import webbrowser
+from pathlib import Path
+
+from noisewise.report.figures import FORMATS, write_figures
+from noisewise.report.page import write_report
+from noisewise.report.server import serving
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = argparse.ArgumentParser(
+        prog="noisewise report",
+        allow_abbrev=False,
+        description="One HTML file that needs nothing else, for a run or a comparison; figures for papers; or a live page.",
+    )
+    made.add_argument("target", type=Path, help="the folder of a run, or the --out of noisewise compare")
+    made.add_argument("--out", type=Path, help="the HTML file; by default report.html in that folder")
+    made.add_argument("--figures", type=Path, metavar="DIR", help="also write the figures as files, for papers")
+    made.add_argument("--formats", default="png,svg,pdf", help="of those files")
+    made.add_argument("--live", action="store_true", help="serve the page on 127.0.0.1 and renew it while training goes on")
+    made.add_argument("--port", type=int, default=0, help="of the live page; 0 takes a free one")
+    made.add_argument("--open", action="store_true", help="open it in the browser")
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    """The command line."""
+    args = parser().parse_args(arguments)
+    formats = [name.strip() for name in args.formats.split(",")]
+    if unknown := [name for name in formats if name not in FORMATS]:
+        raise ValueError(f"--formats {unknown[0]!r}: choose from {', '.join(FORMATS)}")
+    if args.live:
+        if args.out or args.figures:
+            raise ValueError("--live writes no files: leave out --out and --figures")
+        return live(args.target, args.port, args.open)
+    if args.out is not None and args.out.is_dir():
+        raise ValueError(f"--out {args.out} is a folder: name the HTML file, as in {args.out / 'report.html'}")
+    path = write_report(args.target, args.out)
+    print(f"report: {path}")
+    if args.figures is not None:
+        print("\n".join(str(figure) for figure in write_figures(args.target, args.figures, formats)))
+    if args.open:
+        webbrowser.open(path.resolve().as_uri())
+    return 0
+
+
+def live(target: Path, port: int, show: bool) -> int:
+    """Serve until Ctrl-C."""
+    with serving(target, port) as (server, address):
+        try:
+            print(f"{address}\nThe page renews itself; end with Ctrl-C.", flush=True)
+            if show:
+                webbrowser.open(address)
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0

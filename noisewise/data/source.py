@@ -1,0 +1,147 @@
+"""What a data set is to the trainer: rows of raw values, and how raw values become samples in model space.
+
+Raw values stay as small as they are stored (uint8 pictures, float16 latents) until they lie on the training device; only
+there does `decode` make float32 of them.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from noisewise.data.fingerprint import of_arrays, of_files
+from noisewise.data.mapped import Mapped
+
+Rows = NDArray[np.int64]
+LARGEST = 1.001  # of floats in [-1, 1], with some rounding
+
+
+class Source(ABC):
+    """A data set of `len(source)` samples, each read by its row number."""
+
+    name: str
+    shape: tuple[int, ...]
+    """The shape of one sample as the model sees it."""
+    classes: int = 0
+    """Labels run from 0 to classes - 1; 0 means that there are none."""
+    image: bool = False
+    """Whether samples are pictures: they can be drawn, and flipped left to right."""
+    in_memory: bool = False
+    """Whether the raw values already lie in this process's memory."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """Raw values (n, ...) and int64 labels (n,) of these rows, on the CPU."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """The size of all raw values, as `read` returns them."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A short hash of what the data are, wherever they are stored; a key for caches."""
+
+    def decode(self, values: Tensor) -> Tensor:
+        """Float32 samples in model space from raw values, on whatever device they are: bytes go to [-1, 1]."""
+        return values.float() / 127.5 - 1 if values.dtype == torch.uint8 else values.float()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}: {len(self)} samples of shape {self.shape}, {self.classes} classes)"
+
+
+class ArraySource(Source):
+    """Samples that are the rows of one array, in memory or memory-mapped.
+
+    Args:
+        name: what to call the data.
+        values: (N, ...) of uint8 or floats.
+        labels: (N,) whole numbers, if any.
+        classes: how many classes there are; one more than the largest label when absent.
+        image: whether samples are pictures.
+        channels_last: whether the last axis holds the channels; samples are given with the channels first.
+        shape: the shape to give samples, where it differs (a channel axis added to grey pictures).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        values: NDArray[np.generic] | Mapped,
+        labels: NDArray[np.generic] | None = None,
+        *,
+        classes: int | None = None,
+        image: bool = False,
+        channels_last: bool = False,
+        shape: tuple[int, ...] | None = None,
+    ) -> None:
+        if values.dtype != np.uint8 and values.dtype.kind != "f":
+            raise ValueError(f"{name} holds {values.dtype}: save it as uint8 (pictures) or as floats (anything else)")
+        if len(values.shape) < 2 or 0 in values.shape:
+            raise ValueError(
+                f"{name} has shape {values.shape}: it needs an axis of samples and at least one more, none of them empty"
+            )
+        self.name, self.image, self.channels_last = name, image, channels_last
+        self._values = values
+        self._native = values.dtype.newbyteorder("=")
+        self._labels = None if labels is None else check_labels(name, labels, len(values))
+        self.classes = 0 if self._labels is None else count_classes(name, self._labels, classes)
+        inner = tuple(values.shape[1:])
+        self.shape = shape or ((inner[-1], *inner[:-1]) if channels_last else inner)
+        self.in_memory = not isinstance(values, Mapped)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def nbytes(self) -> int:
+        return self._values.nbytes
+
+    def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        batch = self._values[rows]
+        if self.channels_last:
+            batch = np.moveaxis(batch, -1, 1)
+        batch = np.ascontiguousarray(batch, dtype=self._native).reshape(len(rows), *self.shape)
+        if batch.dtype.kind == "f":
+            self._check_values(batch.reshape(len(rows), -1), rows)
+        return torch.from_numpy(batch), None if self._labels is None else torch.from_numpy(self._labels[rows])
+
+    def _check_values(self, batch: NDArray[Any], rows: Rows) -> None:
+        largest = np.abs(batch).max(1)
+        finite = np.isfinite(largest)
+        if not finite.all():
+            raise ValueError(f"{self.name} holds NaN or infinity in row {int(rows[~finite][0])}: mend or remove it")
+        if self.image and (largest > LARGEST).any():
+            raise ValueError(
+                f"{self.name} holds {largest.max():g} in row {rows[largest.argmax()]}, but pictures of floats lie in [-1, 1], "
+                "or they could not be drawn: scale them, or unset pictures"
+            )
+
+    def fingerprint(self) -> str:
+        labels = [] if self._labels is None else [self._labels]
+        facts = f"{self.shape} {self.classes} {self.channels_last}"
+        if isinstance(self._values, Mapped):
+            return of_files([self._values.path], root=self._values.path, facts=facts + of_arrays(labels))
+        return of_arrays([self._values, *labels], facts=facts)
+
+
+def check_labels(name: str, labels: NDArray[np.generic], count: int) -> NDArray[np.int64]:
+    """Labels as int64, one a sample."""
+    if labels.dtype.kind not in "iu" or labels.shape != (count,):
+        raise ValueError(f"the labels of {name} must be {count} whole numbers, got {labels.dtype} of shape {labels.shape}")
+    if int(labels.min()) < 0:
+        raise ValueError(f"the labels of {name} must not be negative, got {int(labels.min())}")
+    return labels.astype(np.int64)
+
+
+def count_classes(name: str, labels: NDArray[np.int64], classes: int | None) -> int:
+    """The number of classes, which is at least what the labels need."""
+    needed = int(labels.max()) + 1
+    if classes is not None and classes < needed:
+        raise ValueError(f"{name} has a label {needed - 1}, so it needs at least {needed} classes, got classes={classes}")
+    return needed if classes is None else classes

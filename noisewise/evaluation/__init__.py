@@ -1,1 +1,0 @@
-"""What generated samples are worth: generation, distances between sets of images, likelihood."""

@@ -1,0 +1,1 @@
+"""Images from a trained model: solvers, spacing of levels, guidance, replay, sets of images on disk."""

@@ -1,0 +1,130 @@
+"""A trained model, out of a run's folder: the averaged weights, ready to generate and to be evaluated."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisewise.generation.guidance import denoiser
+from noisewise.generation.replay import Replay
+from noisewise.generation.solvers import Denoise
+from noisewise.models import build_model, with_labels
+from noisewise.objective import Objective
+from noisewise.training import checkpoint
+from noisewise.training.config import Config
+from noisewise.training.fast.fuse import fuse, unfuse
+from noisewise.training.options import load_config
+from noisewise.training.state import load_module, load_named
+
+WEIGHTS = ("ema", "model")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model in evaluation mode, and what belongs to it."""
+
+    config: Config
+    folder: Path  # of the run
+    step: int
+    weights: str  # "ema", or "model" for the weights as they were at that step
+    digest: str  # of the file that the weights came from
+    model: nn.Module
+    call: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    objective: Objective
+    shape: tuple[int, ...]
+    classes: int
+    image: bool
+    latents: dict[str, Any] | None  # how to decode, if the samples are latents
+
+    @property
+    def clip(self) -> float | None:
+        """The bound of samples on the way: 1 for images, none for latents."""
+        return 1.0 if self.image else None
+
+    def denoiser(self, labels: Tensor | None = None) -> Denoise:
+        """The estimate of x0, without guidance."""
+        return denoiser(self.call, self.objective, labels)
+
+
+def load_trained(
+    path: Path | str,
+    *,
+    step: int | None = None,
+    weights: str = "ema",
+    device: torch.device | str = "cpu",
+    tell: Callable[[str], None] = print,
+) -> Trained:
+    """The model of a run; on CUDA with fused kernels where it can have them, and its forward pass recorded when it is repeated.
+
+    Args:
+        path: the run's folder, or one of its checkpoints.
+        step: which checkpoint; the newest whole one by default.
+        weights: "ema" for the averaged weights, "model" for the last ones.
+        device: where to put it.
+        tell: told of checkpoints that cannot be used.
+    """
+    path = Path(path).absolute()
+    if weights not in WEIGHTS:
+        raise ValueError(f"unknown weights {weights!r}: choose one of {', '.join(WEIGHTS)}")
+    if checkpoint.NAME.fullmatch(path.name):
+        named = int(path.name.removeprefix("step-"))
+        if step not in (None, named):
+            raise ValueError(
+                f"step {step} was asked for, but {path.name} is the checkpoint given: give the run's folder instead"
+            )
+        path, step = path.parent.parent, named
+    if not (path / "config.yaml").is_file():
+        raise FileNotFoundError(f"{path} is no run: it has no config.yaml; give the folder that noisewise train wrote")
+    config = load_config(path / "config.yaml")
+    found = _found(path / "checkpoints", step, tell)
+    about = found.state["data"]
+    shape, classes = tuple(about["shape"]), int(about["classes"])
+    model = build_model(config.model.name, config.model.options, shape=shape, classes=classes)
+    load_module(model, found.tensors["model"], "model")
+    if weights == "ema":  # by parameter: tied ones have two names in a state dict, and one average
+        load_named(dict(model.named_parameters()), found.tensors["ema"], "ema")
+    model = placed(model.eval().requires_grad_(False), shape, classes, device)
+    return Trained(
+        config,
+        path,
+        found.step,
+        weights,
+        found.digests[weights],
+        model,
+        Replay(with_labels(model), model),
+        config.objective(),
+        shape,
+        classes,
+        bool(about["image"]),
+        about["latents"],
+    )
+
+
+def placed(model: nn.Module, shape: tuple[int, ...], classes: int, device: torch.device | str) -> nn.Module:
+    """A model in evaluation mode on its device; on CUDA with fewer, larger kernels, the same within rounding, if they run."""
+    model.to(device)
+    if torch.device(device).type == "cuda" and fuse(model):
+        try:
+            label = torch.zeros(1, dtype=torch.int64, device=device) if classes else None
+            with torch.no_grad():
+                with_labels(model)(torch.zeros(1, *shape, device=device), torch.zeros(1, device=device), label)
+        except Exception:  # Triton builds kernels at their first call, and may find no compiler or too old a GPU
+            unfuse(model)
+    return model
+
+
+def _found(folder: Path, step: int | None, tell: Callable[[str], None]) -> checkpoint.Checkpoint:
+    if step is not None:
+        path = folder / checkpoint.name_of(step)
+        named = checkpoint.load_if_there(path) if step in checkpoint.steps_in(folder) else None
+        if named is None:
+            there = ", ".join(map(str, checkpoint.steps_in(folder))) or "none"
+            raise FileNotFoundError(f"{folder} has no checkpoint of step {step}; it has {there}")
+        return named
+    found = checkpoint.newest_for_all(folder, tell)
+    if found is None:
+        raise FileNotFoundError(f"{folder} has no checkpoint yet: let the run train for longer")
+    return found

@@ -1,0 +1,284 @@
+"""Validation loss at each noise level: the same samples, the same noise and the same levels every time it is called.
+
+A training loss is noisy because every step draws other noise levels, other noise and other data. Here all three are fixed: two
+steps of a run, two runs or two machines can be compared level by level, and what differs is the model.
+
+    found = validate(model, loader, objective)                          # model(input, time, *the rest of the batch)
+    found = validate(losses_at, loader, objective, model=model)         # losses_at(batch, u, noise) -> one loss a sample
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import RandomSampler
+
+from noisewise import distributed
+from noisewise.batches import Where, data_of, moved, shares
+from noisewise.feedback import preserved_random_state
+from noisewise.noise import normals
+from noisewise.objective import Objective
+from noisewise.streams import checked_seed, stream_key
+from noisewise.weighting import Weighting
+
+NOISE_SEED = 0x6C6F7373  # "loss": apart from the noise of generated images
+
+LossesAt = Callable[[Any, Tensor, Tensor], Tensor]
+"""(batch, u, noise) -> (B,) losses of the batch's samples, noised to the levels u with that noise."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Mean losses at the middle of equal intervals of u, least noise first."""
+
+    u: Tensor
+    loss: Tensor
+    error: Tensor
+    """The standard error of each mean: how far other samples and other noise would move it."""
+    samples: int
+    objective: Objective
+
+    @property
+    def time(self) -> Tensor:
+        """What the model is fed at each level."""
+        return self.objective.process.time(self.u.float())
+
+    @property
+    def log_snr(self) -> Tensor:
+        """ln(alpha^2 / sigma^2) at each level."""
+        return self.objective.process.log_snr(self.u.float())
+
+    @property
+    def mean(self) -> float:
+        """Over all levels: the loss of uniform sampling."""
+        return float(self.loss.mean())
+
+    @property
+    def quartiles(self) -> list[float]:
+        """The mean loss in each quarter of u (for DDPM: of the timesteps), least noise first."""
+        return self.parts(4)
+
+    def parts(self, count: int) -> list[float]:
+        """The mean loss in each of that many equal intervals of u, least noise first."""
+        if count < 1:
+            raise ValueError(f"count must be >= 1, got {count}")
+        low = torch.arange(len(self.u), dtype=torch.float64) / len(self.u)
+        start = torch.arange(count, dtype=torch.float64)[:, None] / count
+        inside = torch.minimum(low + 1 / len(self.u), start + 1 / count) - torch.maximum(low, start)
+        share = inside.clamp(min=0) * count  # a level may lie in two parts
+        return torch.where(share > 1e-9, share * self.loss, 0.0).sum(1).tolist()
+
+    def weighted(self, weighting: Weighting, objective: Objective | None = None) -> float:
+        """The mean with a weight on each level."""
+        weights = weighting.weights(objective or self.objective, self.u.float())
+        return float((weights.double().cpu() * self.loss).mean())
+
+    def row(self, prefix: str = "validation/", levels: bool = False) -> dict[str, float]:
+        """Plain numbers for a tracker: loss, loss_q0 (least noise) to loss_q3, and each level's if asked for."""
+        found = {"loss": self.mean} | {f"loss_q{i}": value for i, value in enumerate(self.quartiles)}
+        if levels:
+            digits = len(str(len(self.u) - 1))
+            found |= {f"loss_by_level/{i:0{digits}d}": value for i, value in enumerate(self.loss.tolist())}
+        return {prefix + name: value for name, value in found.items()}
+
+    def lines(self, count: int = 10) -> list[str]:
+        """A small table for the terminal: the mean loss in that many intervals of u, with the times they stand for."""
+        count = min(count, len(self.u))
+        edges = torch.arange(count + 1) / count
+        times = [f"{float(time):.4g}" for time in self.objective.process.time(edges)]
+        rows = [(f"{a} to {b}", f"{loss:.5f}") for (a, b), loss in zip(pairwise(times), self.parts(count), strict=True)]
+        rows = [("t", "loss"), *rows, ("mean", f"{self.mean:.5f}")]
+        width = max(len(left) for left, _ in rows)
+        return [f"{left:>{width}}  {right}" for left, right in rows]
+
+
+@torch.no_grad()
+def validate(
+    model_or_losses: nn.Module | LossesAt,
+    batches: Iterable[Any],
+    objective: Objective,
+    *,
+    model: nn.Module | None = None,
+    levels: int = 50,
+    per_sample: int | None = None,
+    x0: Where = None,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+) -> Validation:
+    """Losses of held-out data by noise level; sample i meets level k with noise that depends on (seed, k, i) alone.
+
+    With several processes call it on all of them, with the same batches: they share the work, every sample counts once and all
+    of them get the same numbers. The caller's random state is left as it was.
+
+    Args:
+        model_or_losses: a module, called as model(input, time, *the rest of the batch); or a function (batch, u, noise) that
+            returns one loss a sample, for any other call.
+        batches: x0, or tuples that begin with x0; the same samples in the same order each time (do not shuffle).
+        objective: what the losses measure.
+        model: the module inside a function, put into evaluation mode meanwhile.
+        levels: how many noise levels, in the middle of equal intervals of u.
+        per_sample: at how many of them each sample is evaluated, spread evenly and in turns; at all by default.
+        x0: where x0 is in a batch that is no tuple: its key, or a function that looks it up.
+        device: where to move the batches; that of the module, if one is given first.
+        seed: of the noise.
+    """
+    _check_arguments(model_or_losses, batches, objective)
+    if levels < 1:
+        raise ValueError(f"levels must be >= 1, got {levels}")
+    if per_sample is not None and not 1 <= per_sample <= levels:
+        raise ValueError(f"per_sample must lie between 1 and levels={levels}, got {per_sample}")
+    seed = checked_seed(seed)
+    losses_at, place = model_or_losses, device
+    if isinstance(model_or_losses, nn.Module):
+        losses_at = _calling(model_or_losses, objective)
+        place = device or next((parameter.device for parameter in model_or_losses.parameters()), None)
+    sums = []
+    with distributed.together(), preserved_random_state(seed), evaluation_mode(model_or_losses, model):
+        for first, counts, batch in shares(batches, x0):
+            here = batch if place is None else moved(batch, place)
+            found = batch_sums(losses_at, here, data_of(here, x0), first, levels, seed, per_sample)
+            sums.append(found if counts else torch.zeros_like(found))
+    # in the order of the batches, so that the additions, and with them the bits, are those of one process
+    table = distributed.gather_rows(torch.stack(sums)).cpu().unflatten(0, (-1, len(sums))).transpose(0, 1).flatten(0, 1)
+    return from_sums(table, objective, per_sample)
+
+
+def middles(levels: int) -> Tensor:
+    """The middle of equal intervals of u, in double precision."""
+    return (torch.arange(levels, dtype=torch.float64) + 0.5) / levels
+
+
+def batch_sums(
+    losses_at: LossesAt,
+    batch: Any,
+    x0: Tensor,
+    first: int,
+    levels: int,
+    seed: int,
+    per_sample: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    """(3, levels): the sums of the losses and of their squares, and their number, for the samples from number `first` on."""
+    count, device = len(x0), torch.device("cpu") if x0.device.type == "mps" else x0.device  # double precision is needed
+    at = middles(levels).float().to(x0.device)
+    numbers = torch.arange(first, first + count, device=device)
+    sums = torch.zeros(3, levels, dtype=torch.float64, device=device)  # there until the end: the host need not wait
+    for level in range(levels) if per_sample is None else turns(first, count, levels, per_sample, seed):
+        noise = normals(seed ^ NOISE_SEED, numbers, level, tuple(x0.shape[1:])).to(x0)
+        which = level if isinstance(level, int) else torch.tensor(level, device=x0.device)
+        u = at[which].expand(count).contiguous()
+        losses = _checked(losses_at(batch, u, noise), count).detach().to(device).double()
+        terms = [losses, losses.square(), torch.ones_like(losses)]
+        if isinstance(which, int):
+            sums[:, which] += torch.stack([term.sum() for term in terms])
+        else:
+            met = which.to(device) == torch.arange(levels, device=device)[:, None]
+            sums += torch.stack([torch.where(met, term, 0.0).sum(1) for term in terms])
+        if progress is not None:
+            progress(count)
+    return sums
+
+
+def turns(first: int, count: int, levels: int, per_sample: int, seed: int) -> Iterator[list[int]]:
+    """The level of each sample, `per_sample` times: evenly spread, and each level once in so many samples as there are levels.
+
+    Where a run of so many samples begins is drawn, lest every n-th sample, perhaps all of one class, meet the same levels.
+    """
+    starts = [stream_key(NOISE_SEED, seed, number // levels) + number for number in range(first, first + count)]
+    for turn in range(per_sample):
+        yield [(start + turn * levels // per_sample) % levels for start in starts]
+
+
+def from_sums(table: Tensor, objective: Objective, per_sample: int | None = None) -> Validation:
+    """Means and standard errors from the sums of each batch."""
+    levels = table.shape[-1]
+    total = torch.zeros_like(table[0])
+    for sums in table:
+        total += sums
+    count = total[2]
+    if not bool(count.all()):
+        raise ValueError(
+            f"{int((count == 0).sum())} of {levels} levels got no sample: give at least {-(-levels // (per_sample or levels))} "
+            "samples, ask for fewer levels, or raise per_sample"
+        )
+    mean = total[0] / count
+    variance = (total[1] / count - mean**2).clamp(min=0) * count / (count - 1).clamp(min=1)
+    samples = round(float(count.sum()) / (per_sample or levels))
+    return Validation(middles(levels), mean, (variance / count).sqrt(), samples, objective)
+
+
+@contextmanager
+def evaluation_mode(*parts: Any) -> Iterator[None]:
+    """Modules without dropout and with fixed statistics; afterwards each of their parts is in the mode it was in."""
+    before = [(module, module.training) for part in parts if isinstance(part, nn.Module) for module in part.modules()]
+    try:
+        for module, _ in before:
+            module.training = False
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+def _check_arguments(model_or_losses: Any, batches: Any, objective: Any) -> None:
+    if not callable(model_or_losses):
+        raise TypeError(f"the model, or a function (batch, u, noise), must come first, got {type(model_or_losses).__name__}")
+    if not isinstance(model_or_losses, nn.Module) and not _takes_three(model_or_losses):
+        raise TypeError(
+            "a function is called as losses_at(batch, u, noise), which this one does not take, and returns one loss a sample: "
+            "for a model that is a function hand over lambda batch, u, noise: objective.losses(model, batch, u, noise)"
+        )
+    if isinstance(batches, Tensor):
+        raise TypeError("batches must be several, got one tensor: hand over x0.split(64), or list(x0) if its rows are batches")
+    if not isinstance(objective, Objective):
+        raise TypeError(
+            f"the objective must be an Objective, as Objective(DDPM.linear(), 'eps') is, got {type(objective).__name__}"
+        )
+    if isinstance(getattr(batches, "sampler", None), RandomSampler):
+        warnings.warn(
+            "this loader shuffles, so every call pairs the samples with other noise: make it with shuffle=False",
+            RuntimeWarning,
+            stacklevel=4,  # torch.no_grad stands between
+        )
+
+
+def _takes_three(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with three arguments, as far as its signature is known."""
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # of what is not written in Python, or says nonsense of itself
+        return True
+    try:
+        signature.bind(None, None, None)
+    except TypeError:
+        return False
+    return True
+
+
+def _calling(model: nn.Module, objective: Objective) -> LossesAt:
+    def losses_at(batch: Any, u: Tensor, noise: Tensor) -> Tensor:
+        if isinstance(batch, Tensor):
+            return objective.losses(model, batch, u, noise)
+        if isinstance(batch, tuple | list):
+            return objective.losses(model, batch[0], u, noise, *batch[1:])
+        raise TypeError(
+            f"how the model takes a batch that is a {type(batch).__name__} is not known: instead of the model hand over a "
+            "function (batch, u, noise) that returns objective.losses(model, x0, u, noise, ...), and the model as model="
+        )
+
+    return losses_at
+
+
+def _checked(losses: Any, count: int) -> Tensor:
+    if not isinstance(losses, Tensor) or losses.shape != (count,):
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(
+            f"one loss a sample is needed, ({count},), got {got}: average over a sample's elements but not over the batch"
+        )
+    return losses

@@ -1,0 +1,1 @@
+"""What generated samples are worth: distances between sets of images, likelihood, held-out loss."""

@@ -1,0 +1,184 @@
+"""Statistics of a data set, computed once and kept.
+
+A reference belongs to one (data, network, preprocessing); all three are in the name of its file and inside it, with a digest
+of the numbers. A file that does not hold what its key promises is not used: it is computed again, with a warning.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from noisewise import distributed
+from noisewise.metrics.features import Images, feature_batches
+from noisewise.metrics.moments import Moments
+from noisewise.metrics.weights import digest
+
+FORMAT = "noisewise-reference-1"
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a reference is a reference of."""
+
+    data: str
+    network: str
+    preprocessing: str
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"reference-{hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:24]}.safetensors"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Moments of a data set's features, and the features themselves (float32) where they were kept."""
+
+    key: Key
+    moments: Moments
+    features: Tensor | None = None
+
+
+def cache_folder() -> Path:
+    """XDG_CACHE_HOME/noisewise, or ~/.cache/noisewise."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noisewise"
+
+
+def fingerprint(images: Images) -> str:
+    """SHA-256 (16 digits) of uint8 images in their order; how they are cut into batches does not matter."""
+    total, count, shape = hashlib.sha256(), 0, None
+    for part in [images] if isinstance(images, Tensor) else images:
+        if part.dtype != torch.uint8:
+            raise TypeError(f"images must be uint8, got {part.dtype}")
+        if shape is not None and part.shape[1:] != shape:
+            raise ValueError(f"images must be of one shape, got {tuple(shape)} and {tuple(part.shape[1:])}")
+        shape, count = part.shape[1:], count + len(part)
+        total.update(part.cpu().contiguous().numpy().tobytes())
+    total.update(f"{count} {tuple(shape or ())}".encode())
+    return total.hexdigest()[:16]
+
+
+def save_reference(reference: Reference, folder: Path | str | None = None) -> Path:
+    """Write a reference under its key, whole or not at all."""
+    path = Path(folder or cache_folder()) / reference.key.file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    moments = reference.moments
+    tensors = {"mean": moments.mean, "scatter": moments.scatter}
+    if reference.features is not None:
+        tensors["features"] = reference.features
+    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    about = {"format": FORMAT, **asdict(reference.key), "count": str(moments.count), "sha256": digest(tensors)}
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=".reference-", suffix=".part")
+    os.close(handle)
+    try:
+        save_file(tensors, part, about)
+        os.replace(part, path)
+    finally:
+        Path(part).unlink(missing_ok=True)
+    return path
+
+
+def load_reference(key: Key, folder: Path | str | None = None) -> Reference | None:
+    """The reference kept under this key; None if there is none. ValueError if the file is damaged or of something else."""
+    path = Path(folder or cache_folder()) / key.file
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    for name, value in {"format": FORMAT, **asdict(key)}.items():
+        if about.get(name) != value:
+            raise ValueError(f"{path} is of another {name}: {about.get(name)!r}, not {value!r}")
+    if about.get("sha256") != digest(tensors):
+        raise ValueError(f"{path} is damaged: its numbers do not have the digest written into it")
+    moments = Moments(len(tensors["mean"]))
+    moments.count, moments.mean, moments.scatter = int(about["count"]), tensors["mean"], tensors["scatter"]
+    return Reference(key, moments, tensors.get("features"))
+
+
+def _find(key: Key, folder: Path | str | None, keep_features: bool) -> Reference | None:
+    try:
+        found = load_reference(key, folder)
+    except ValueError as error:
+        warnings.warn(f"{error}; computing the reference again", stacklevel=3)
+        return None
+    return None if found is not None and keep_features and found.features is None else found
+
+
+def _collect(
+    images: Images,
+    preprocessing: str,
+    network: nn.Module,
+    device: torch.device | str,
+    keep_features: bool,
+    batch: int,
+    progress: Callable[[int], None] | None,
+) -> tuple[Moments | None, list[Tensor]]:
+    """This rank's moments (None without images) and, if wanted, its features."""
+    moments: Moments | None = None
+    kept = []
+    for part in feature_batches(images, network, preprocessing, device, batch=batch, progress=progress):
+        if moments is None:
+            moments = Moments(part.shape[1], "cpu" if part.device.type == "mps" else part.device)  # MPS has no float64
+        moments.update(part)
+        if keep_features:
+            kept.append(part.cpu())
+    return moments, kept
+
+
+def reference(
+    images: Images | Callable[[], Iterable[Tensor]],
+    key: Key,
+    network: nn.Module,
+    device: torch.device | str = "cpu",
+    *,
+    folder: Path | str | None = None,
+    keep_features: bool = False,
+    batch: int = 128,
+    progress: Callable[[int], None] | None = None,
+) -> Reference:
+    """The reference of a data set: from the cache if it is there and whole, else computed and kept.
+
+    On several ranks every rank passes its own share of the images and gets the statistics of all; the first rank writes.
+
+    Args:
+        images: uint8 images, whole or in batches, or a function that returns them; not touched when the cache has them.
+        key: data fingerprint (of all images, on every rank the same), network id, name of the preprocessing.
+        network: the network of `key.network`, on `device`.
+        device: where to compute features.
+        folder: where references are kept; the user's cache folder if not given.
+        keep_features: keep the features too, for KID, precision and recall (n x d x 4 bytes).
+        batch: images at a time.
+        progress: told how many images this rank has done.
+    """
+    found = _find(key, folder, keep_features)
+    have = distributed.gather_sum(torch.tensor([int(found is not None)]))
+    if found is not None and int(have) == distributed.world_size():
+        return found
+    given = images() if callable(images) and not isinstance(images, Tensor) else images
+    moments, kept = _collect(given, key.preprocessing, network, device, keep_features, batch, progress)
+    dim = distributed.largest(moments.dim if moments else 0, torch.device("cpu"))
+    if dim == 0:
+        raise ValueError("there are no images to make a reference of")
+    total = (moments or Moments(dim)).synchronised()  # a rank without images has nothing to add, but must take part
+    rows = distributed.gather_rows(torch.cat([*kept, torch.zeros(0, dim)])) if keep_features else None
+    made = Reference(key, total, rows)
+    if distributed.rank() == 0:
+        try:
+            save_reference(made, folder)
+        except OSError as error:  # what was asked for is there all the same
+            warnings.warn(f"the statistics could not be kept for the next time: {error}", stacklevel=2)
+    return made

@@ -1,0 +1,85 @@
+"""A model from its name and its options, for configurations written by people."""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from noisewise.models.dit import DiT
+from noisewise.models.unet import UNet
+from noisewise.models.uvit import UViT
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"unet": UNet, "dit": DiT, "uvit": UViT}
+
+FROM_DATA = ("shape", "classes")  # what the data decides, never the options
+
+
+def build_model(name: str, options: Mapping[str, Any], *, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
+    """The model `name` with its `options`, for samples of `shape` (C, H, W).
+
+    `name` is one of `MODELS`, or the import path of a class or function of yours ("package.module.Class" or
+    "package.module:Class"), which is called with the options, and with `shape` and `classes` where it has such parameters.
+    """
+    maker = _imported(name) if "." in name or ":" in name else _registered(name)
+    parameters = inspect.signature(maker).parameters
+    named = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    settable = [parameter for parameter in named if parameter not in FROM_DATA]
+    for option in options:
+        if option in FROM_DATA:
+            raise ValueError(f"option {option!r} of model {name!r} comes from the data: leave it out of the model's options")
+        if option not in settable and not open_ended:
+            raise ValueError(_of_another(name, option, settable) or _unknown(f"option of model {name!r}", option, settable))
+    from_data = {"shape": tuple(shape), "classes": classes}
+    model = maker(**options, **{key: value for key, value in from_data.items() if key in named})
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model {name!r} must give a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _registered(name: str) -> Callable[..., nn.Module]:
+    if name not in MODELS:
+        raise ValueError(
+            _unknown("model", name, MODELS) + "; a model of your own is named by its import path, package.module.Class"
+        )
+    return MODELS[name]
+
+
+def _imported(path: str) -> Callable[..., nn.Module]:
+    module_name, _, attribute = path.rpartition(":" if ":" in path else ".")
+    if not module_name or not attribute:
+        raise ValueError(f"{path!r} is no import path: write package.module.Class or package.module:Class")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something that it imports is not
+        raise ValueError(f"cannot import {module_name!r} for model {path!r}: is it installed, or on PYTHONPATH?") from error
+    if not hasattr(module, attribute):
+        public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise ValueError(_unknown(f"name in module {module_name!r}", attribute, public))
+    maker = getattr(module, attribute)
+    if not callable(maker):
+        raise TypeError(f"model {path!r} is a {type(maker).__name__}: name a class or a function that returns a model")
+    return maker
+
+
+def _of_another(name: str, option: str, settable: Iterable[str]) -> str | None:
+    """What to say of an option that only other models have, as those of a preset are for its own model."""
+    others = [repr(other) for other, maker in MODELS.items() if option in inspect.signature(maker).parameters]
+    if not others:
+        return None
+    return (
+        f"option {option!r} is one of model {' and '.join(others)}, not of {name!r}, which has {', '.join(settable)}; if it "
+        "comes from a preset, replace all of its options: --model.options '{}' or '{name: value, ...}'"
+    )
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(name, known, 1)
+    meant = f": did you mean {close[0]!r}?" if close else "."
+    return f"unknown {what} {name!r}{meant} Known: {', '.join(known)}"

@@ -1,0 +1,179 @@
+"""What is drawn, as data: the page and the figures for papers draw the same charts."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import TypeVar
+
+import numpy as np
+
+from noisewise.report.palette import Method, moments_named
+from noisewise.report.subject import Subject
+from noisewise.study.outcome import Evaluation, Outcome
+from noisewise.study.summary import judged, metric_label
+
+Row = TypeVar("Row")
+MOST_POINTS = 200  # of a curve through training
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place on a line: the mean over seeds, and each seed's own value."""
+
+    x: float
+    values: tuple[float, ...]
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def y(self) -> float:
+        return mean(self.values)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method in a chart; the band around it is the range over seeds."""
+
+    method: Method
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over one axis. `level` is a horizontal line to compare with."""
+
+    name: str
+    title: str
+    x: str
+    y: str
+    lines: tuple[Line, ...]
+    log: bool = False
+    level: float | None = None
+    legend: bool = False  # of its own, where the lines are no methods
+
+    @property
+    def values(self) -> list[float]:
+        return [value for line in self.lines for point in line.points for value in point.values]
+
+
+def quality_charts(subject: Subject, process: str) -> list[Chart]:
+    """The value that runs are judged by, against steps and against time."""
+    metric = subject.metric
+    longest = max((found.seconds for run in subject.runs(process) for found in run.evaluations), default=0.0)
+    unit, size = time_unit(longest)
+    label = f"{metric_label(metric)} (lower is better)"
+    axes: list[tuple[str, str, str, Callable[[Evaluation], float]]] = [
+        ("steps", "training steps", "step", lambda found: found.step),
+        ("time", "training time", f"training time ({unit})", lambda found: found.seconds / size),
+    ]
+    charts = []
+    for name, title, x_label, x in axes:
+        lines = [
+            _line(method, _judged(subject.runs(process, method.name), metric, x)) for method in subject.methods_of(process)
+        ]
+        chart = Chart(f"quality-{name}", f"Against {title}", x_label, label, _drawn(lines))
+        if chart.lines:
+            charts.append(_with_scale(chart))
+    return charts
+
+
+def loss_charts(subject: Subject, process: str) -> list[Chart]:
+    """Held-out loss by noise level at the last evaluation, plain and over the baseline's."""
+    finals = {method: _last(subject.runs(process, method.name)) for method in subject.methods_of(process)}
+    x = "noise level u (0: least noise, 1: most)"
+    plain = [_line(method, _by_level(runs)) for method, runs in finals.items()]
+    charts = [Chart("loss", "Held-out loss", x, "held-out loss (log scale)", _drawn(plain), log=True)]
+    base = {run.seed: found for method, runs in finals.items() if method.index == 0 for run, found in runs}
+    if len(subject.methods) > 1 and base:
+        name = subject.baseline.name
+        over = [_line(method, _by_level(runs, base)) for method, runs in finals.items()]
+        title = f"The same, over the loss of {name}"
+        charts.append(Chart("loss-ratio", title, x, "times the baseline (below 1: better)", _drawn(over), level=1.0))
+    return [chart for chart in charts if chart.lines]
+
+
+def training_charts(subject: Subject) -> list[Chart]:
+    """For one run: the training loss as it fell, and by noise level at a few moments."""
+    run = subject.comparison.outcomes[0]
+    rows = [row for row in run.metrics() if row.get("loss") is not None and np.isfinite(row["loss"])]
+    if not rows:
+        return []
+    points = [Point(row["step"], (row["loss"],)) for row in thinned(rows, MOST_POINTS)]
+    through = Chart(
+        "training", "Training loss", "step", "mean since the point before", (Line(subject.baseline, tuple(points)),)
+    )
+    charts = [_with_scale(through)]
+    known = [row for row in rows if any(value is not None for value in row.get("loss_by_level") or [])]
+    if known:
+        moments = thinned(known, 4)
+        lines = []
+        for method, row in zip(moments_named([f"step {row['step']:,}" for row in moments]), moments, strict=True):
+            levels = row["loss_by_level"]
+            found = [Point((k + 0.5) / len(levels), (value,)) for k, value in enumerate(levels) if value and np.isfinite(value)]
+            lines.append(Line(method, tuple(found)))
+        x, y = "noise level u (0: least noise, 1: most)", "running training loss (log scale)"
+        charts.append(Chart("training-levels", "Training loss by noise level", x, y, _drawn(lines), log=True, legend=True))
+    return charts
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit that suits a length of time, and its seconds."""
+    return ("s", 1.0) if seconds < 600 else ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)
+
+
+def thinned(rows: Sequence[Row], most: int) -> list[Row]:
+    """At most so many rows, evenly spaced, the last among them."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round((i + 1) * len(rows) / most) - 1] for i in range(most)]
+
+
+def _judged(runs: list[Outcome], metric: str | None, x: Callable[[Evaluation], float]) -> Iterable[Point]:
+    """A point for each share of the budget, over the seeds that got there (finished ones alone, if there are any)."""
+    runs = [run for run in runs if run.final is not None] or runs
+    by_share: dict[float, list[tuple[int, Evaluation]]] = {}
+    for run in runs:
+        for found in run.evaluations:
+            if np.isfinite(judged(found, metric)):
+                by_share.setdefault(found.share, []).append((run.seed, found))
+    for _, found_at in sorted(by_share.items()):
+        seeds, evaluations = zip(*found_at, strict=True)
+        yield Point(mean(x(found) for found in evaluations), tuple(judged(found, metric) for found in evaluations), seeds)
+
+
+def _last(runs: list[Outcome]) -> list[tuple[Outcome, Evaluation]]:
+    """The last evaluation of each run, of finished runs if there are any."""
+    runs = [run for run in runs if run.final is not None] or runs
+    return [(run, run.evaluations[-1]) for run in runs if run.evaluations]
+
+
+def _by_level(runs: list[tuple[Outcome, Evaluation]], base: dict[int, Evaluation] | None = None) -> Iterable[Point]:
+    """Held-out losses, or their ratios to those of the baseline with the same seed."""
+    pairs = [(run.seed, found) for run, found in runs if base is None or _comparable(found, base.get(run.seed))]
+    levels = {len(found.held_out) for _, found in pairs}
+    if len(levels) != 1:
+        return
+    count = levels.pop()
+    for k in range(count):
+        values = [found.held_out[k] / (1 if base is None else base[seed].held_out[k]) for seed, found in pairs]
+        if all(np.isfinite(value) and value > 0 for value in values):
+            yield Point((k + 0.5) / count, tuple(values), tuple(seed for seed, _ in pairs))
+
+
+def _comparable(found: Evaluation, base: Evaluation | None) -> bool:
+    return base is not None and base.share == found.share and len(base.held_out) == len(found.held_out) and all(base.held_out)
+
+
+def _line(method: Method, points: Iterable[Point]) -> Line:
+    return Line(method, tuple(points))
+
+
+def _drawn(lines: Iterable[Line]) -> tuple[Line, ...]:
+    return tuple(line for line in lines if line.points)
+
+
+def _with_scale(chart: Chart) -> Chart:
+    """The chart, with a logarithmic axis if its values span a factor of more than five."""
+    values = chart.values
+    log = min(values) > 0 and max(values) > 5 * min(values)
+    y = chart.y.replace("better)", "better, log scale)") if "better)" in chart.y else f"{chart.y} (log scale)"
+    return Chart(chart.name, chart.title, chart.x, y, chart.lines, log=True) if log else chart

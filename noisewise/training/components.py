@@ -1,0 +1,82 @@
+"""What a configuration describes, built: process, objective, data, model."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from noisewise.data import Source, Synthetic, open_data
+from noisewise.data.latents import Latents
+from noisewise.models import build_model
+from noisewise.objective import Objective
+from noisewise.streams import stream_key
+from noisewise.training.config import Config
+
+LATENT_FACTS = ("autoencoder", "subfolder", "scale", "shift")
+INIT, STEP = 1, 2  # the streams of one seed: initial weights; noise and dropout of a step
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The pieces of a run that do not depend on how it is launched."""
+
+    objective: Objective
+    source: Source
+    model: nn.Module
+    classes: int  # that the model is told; 0 for none
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.source.fingerprint()
+
+    def other_data(self, before: dict[str, Any]) -> dict[str, str]:
+        """How the data differ from those of an earlier description; empty if they do not, or if it does not say."""
+        now = self.description()
+        told = [name for name in ("samples", "fingerprint") if name in before]
+        return {name: f"{name} {before[name]} -> {now[name]}" for name in told if before[name] != now[name]}
+
+    def description(self) -> dict[str, Any]:
+        """What has to be known of the data to use the model without them, and to recognise them."""
+        source = self.source
+        latents = {name: getattr(source, name) for name in LATENT_FACTS} if isinstance(source, Latents) else None
+        return {
+            "shape": list(source.shape),
+            "classes": self.classes,
+            "image": source.image,
+            "name": source.name,
+            "latents": latents,
+            "samples": len(source),
+            "fingerprint": self.fingerprint,
+        }
+
+
+def build_parts(config: Config, *, synthetic: bool = False) -> Parts:
+    """Build the pieces; the model is on the CPU with initial weights that depend on the seed alone."""
+    source = synthetic_source(config) if synthetic else open_source(config)
+    classes = source.classes if config.model.conditional else 0
+    if config.model.conditional and not source.classes:
+        raise ValueError(f"model.conditional=true, but the data ({source.name}) have no labels")
+    torch.manual_seed(stream_key(config.seed, INIT) >> 1)
+    model = build_model(config.model.name, config.model.options, shape=source.shape, classes=classes)
+    return Parts(config.objective(), source, model, classes)
+
+
+def open_source(config: Config, split: str = "train") -> Source:
+    """The data, checked against the shape and the classes that the configuration names."""
+    data = config.data
+    source = open_data(data.source, data.path, split=split, options=data.options)
+    if data.shape is not None and tuple(data.shape) != source.shape:
+        raise ValueError(f"data.shape is {tuple(data.shape)}, but the samples of {source.name} are {source.shape}")
+    if data.classes is not None and data.classes != source.classes:
+        raise ValueError(f"data.classes is {data.classes}, but {source.name} has {source.classes}")
+    return source
+
+
+def synthetic_source(config: Config) -> Source:
+    """Noise of the shape of the data, which need not be there."""
+    if config.data.shape is not None:
+        return Synthetic(tuple(config.data.shape), config.data.classes or 0)
+    source = open_source(config)
+    return Synthetic(source.shape, source.classes)

@@ -1,0 +1,173 @@
+"""Densities over u and over log SNR: integrals, analytic answers, what runs and specs give."""
+
+import argparse
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from noisewise.analysis import density
+from noisewise.analysis.densities import MOMENTS, History, no_signal, of_spec, over_log_snr, refined, smooth
+from noisewise.analysis.density import rows_of
+from noisewise.commands.cli import main
+from noisewise.processes import DDPM, EDM, PROCESSES, Flow
+from noisewise.spec import build_process
+from tests.study.made import curve, planted
+
+
+def integral(process, values):
+    log_snr, curve = over_log_snr(process, values)
+    if process.steps is None:
+        return float(np.trapezoid(curve, -log_snr))
+    edges = process.log_snr_edges(torch.arange(process.steps + 1) / process.steps).double().numpy()
+    return float((curve * -np.diff(edges)[: len(curve)]).sum())
+
+
+TILTED = np.linspace(1.8, 0.2, 50)
+
+
+@pytest.mark.parametrize("values", [np.ones(50), TILTED, np.repeat([0.0, 2.0], 25)], ids=["flat", "tilted", "half"])
+@pytest.mark.parametrize("name", PROCESSES)
+def test_a_density_over_log_snr_integrates_to_one(name, values):
+    assert integral(build_process(name), values) == pytest.approx(1, abs=3e-3)
+
+
+@pytest.mark.parametrize("steps", [7, 100, 333])
+def test_it_does_so_where_timesteps_and_intervals_do_not_fit(steps):
+    assert integral(DDPM.linear(steps), TILTED) == pytest.approx(1, abs=1e-5)
+
+
+def test_uniform_sampling_of_edm_is_a_normal_density_over_log_snr():
+    log_snr, curve = over_log_snr(EDM(), np.ones(50))
+    expected = np.exp(-(((log_snr - 2.4) / 2.4) ** 2) / 2) / (2.4 * math.sqrt(2 * math.pi))
+    np.testing.assert_allclose(curve, expected, rtol=1e-6)
+
+
+def test_uniform_sampling_of_flow_is_a_logistic_density_over_half_the_log_snr():
+    log_snr, curve = over_log_snr(Flow(), np.ones(50))
+    share = 1 / (1 + np.exp(-log_snr / 2))
+    np.testing.assert_allclose(curve, share * (1 - share) / 2, rtol=1e-6)
+
+
+def test_laplace_is_the_laplace_density_over_log_snr():
+    log_snr, curve = over_log_snr(EDM(), of_spec("laplace", EDM()).draws[0])
+    inside = np.abs(log_snr) < 2
+    np.testing.assert_allclose(curve[inside], np.exp(-np.abs(log_snr[inside]) / 0.5), rtol=0.1)
+
+
+def test_draws_without_signal_are_left_out_and_counted():
+    process = DDPM.from_alphas_cumprod(torch.linspace(0.99, 0, 100))
+    log_snr, curve = over_log_snr(process, np.ones(50))
+    assert len(log_snr) == 99
+    assert np.isfinite([log_snr, curve]).all()
+    assert no_signal(process, np.ones(50)) == pytest.approx(0.01)
+    assert integral(process, np.ones(50)) == pytest.approx(0.99)
+    assert "1.0% of the draws have no signal" in density.sentence(of_spec("uniform", process))
+    assert no_signal(DDPM.linear(), TILTED) == 0
+
+
+def test_refining_keeps_the_mass():
+    np.testing.assert_allclose(refined(np.array([1.0, 3.0]), 4), [1, 1, 3, 3])
+    np.testing.assert_allclose(refined(np.array([1.0, 3.0, 2.0]), 2), [(1 * 2 + 3) / 3, (3 + 2 * 2) / 3])
+    assert smooth(TILTED).mean() == pytest.approx(1)
+    np.testing.assert_allclose(smooth(np.ones(50)), 1)
+
+
+def test_a_weight_becomes_a_probability():
+    """Min-SNR with uniform sampling counts min(SNR, 5) / SNR, normalised."""
+    process = DDPM.linear()
+    history = of_spec("minsnr:gamma=5", process)
+    snr = (process.alphas_cumprod / (1 - process.alphas_cumprod)).numpy()
+    weight = np.minimum(snr, 5) / snr
+    np.testing.assert_allclose(history.draws[0], 1, rtol=1e-5)
+    np.testing.assert_allclose(history.objective[0], weight / weight.mean(), rtol=1e-3)
+    assert history.weighted
+    assert not of_spec("speed", process).weighted
+
+
+def test_speeds_density_has_its_two_levels():
+    draws = of_spec("speed:k=5,tau=600", DDPM.linear()).draws[0]
+    np.testing.assert_allclose(draws[[0, 599, 600, 999]], np.array([5, 5, 1, 1]) * 1000 / (1000 + 600 * 4), rtol=1e-4)
+
+
+def test_rows_hold_all_three_densities():
+    history = History("one", EDM(), [10, 20], np.stack([np.ones(50), TILTED]), np.ones((2, 50)))
+    rows = rows_of(history)
+    assert len(rows) == 100
+    assert [rows[50][key] for key in ("sampler", "step", "density", "objective")] == ["one", 20, 1.8, 1.0]
+    assert rows[50]["u"] == pytest.approx(0.01)
+    rate = float(EDM().log_snr_rate(torch.tensor([0.01], dtype=torch.float64)).abs())
+    assert rows[50]["density_over_log_snr"] == pytest.approx(1.8 / rate)
+
+
+CURVES = {("linear", sampler, seed): curve(3.0, 2.0) for sampler in ("uniform", "adaptive") for seed in (0, 1)}
+
+
+def analysed(*arguments):
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    density.add_options(parser)
+    return density.analyse(*parser.parse_known_args(list(map(str, arguments))))
+
+
+def test_a_comparison_is_shown_by_one_run_of_each_sampler(tmp_path):
+    planted(tmp_path / "made", CURVES)
+    result = analysed("--comparison", tmp_path / "made")
+    assert list(dict.fromkeys(row["sampler"] for row in result.rows)) == ["uniform", "adaptive"]
+    last = [row for row in result.rows if row["sampler"] == "adaptive" and row["step"] == 1000]
+    assert [last[0]["density"], last[-1]["density"]] == pytest.approx([1 + 0.8 * 0.98, 1 - 0.8 * 0.98], abs=1e-4)
+    assert {row["objective"] for row in last} == {1.0}
+    assert result.says[0].startswith("one of 4 runs is shown")
+    assert [axis.get_title() for axis in result.figure.axes[:2]] == ["uniform", "adaptive"]
+
+
+def test_runs_are_named_by_what_tells_them_apart(tmp_path):
+    made = planted(tmp_path, CURVES)
+    folders = [outcome.folder for outcome in made.outcomes]
+    labels = {row["sampler"] for row in analysed("--run", *folders).rows}
+    assert labels == {"uniform, seed 0", "uniform, seed 1", "adaptive, seed 0", "adaptive, seed 1"}
+    assert {row["sampler"] for row in analysed("--run", folders[0]).rows} == {"uniform"}
+
+
+def test_a_long_run_is_thinned_out_and_keeps_both_ends(tmp_path):
+    made = planted(tmp_path, {("linear", "uniform", 0): curve(1.0)})
+    folder = made.outcomes[0].folder
+    row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({**row, "step": step}) + "\n" for step in range(1, 1001)))
+    steps = sorted({row["step"] for row in analysed("--run", folder).rows})
+    assert (steps[0], steps[-1], len(steps)) == (1, 1000, MOMENTS)
+
+
+def test_what_cannot_be_shown_is_said(tmp_path):
+    made = planted(tmp_path / "made", {("linear", "uniform", 0): curve(1.0)})
+    folder = made.outcomes[0].folder
+    (folder / "metrics.jsonl").write_text("")
+    for arguments, words in [
+        (["--run", folder], "no density in its metrics.jsonl yet"),
+        (["--comparison", tmp_path / "made"], "no run of .* has a density"),
+        (["--run", folder, "--samplers", "uniform"], "one of --run, --comparison and --samplers"),
+        (["--samplers", "unifrm"], "did you mean 'uniform'"),
+        (["--samplers", ""], "empty place"),
+        (["--samplers", "uniform", "--process", "lineer"], "did you mean 'linear'"),
+        (["--sampler", "uniform"], "unknown option '--sampler'"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            analysed(*arguments)
+    for option in ("--run", "--comparison"):
+        with pytest.raises(FileNotFoundError, match="it has no"):
+            analysed(option, tmp_path)
+
+
+def test_learning_samplers_are_said_to_change():
+    assert "adaptive: shown before training" in analysed("--samplers", "uniform,adaptive").says[0]
+
+
+def test_the_command_draws_specs(tmp_path, capsys):
+    assert main(["analyze", "density", "--samplers", "uniform,minsnr", "--process", "flow", "--out", str(tmp_path)]) == 0
+    assert "minsnr: half of the draws are below u = 0.500" in capsys.readouterr().out
+    with (tmp_path / "density.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["sampler", "step", "u", "log_snr", "density", "objective", "density_over_log_snr"]
+    assert (tmp_path / "density.png").stat().st_size > 10_000

@@ -1,0 +1,224 @@
+"""The command line as users meet it: help, errors without tracebacks, and whole commands from end to end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from noisewise import __version__
+from noisewise.commands.cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+TINY = [
+    "--preset=digits",
+    "--device=cpu",
+    "--batch=16",
+    "--steps=6",
+    "--log.every=3",
+    "--log.trackers=[]",
+    "--log.samples_every=0",
+    "--model.name=dit",
+    '--model.options={"patch": 4, "width": 16, "depth": 1, "heads": 2}',
+]
+
+
+def run(*command: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment.pop("NOISEWISE_TRACEBACK", None)
+    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(autouse=True)
+def no_traceback_wanted(monkeypatch):
+    monkeypatch.delenv("NOISEWISE_TRACEBACK", raising=False)
+
+
+def steps_of(out):
+    return [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_names_every_command(arguments, capsys):
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    assert all(name in said and what in said for name, what in COMMANDS.items())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"noisewise {command}" in capsys.readouterr().out
+
+
+def test_the_version_is_the_package_s(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+def test_an_unknown_command_is_refused_with_those_there_are(capsys):
+    assert main(["trian"]) == 2
+    assert "there is no command 'trian'; choose one of train, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--preset=digit"], "there is no preset 'digit'; choose one of "),
+        (["train", *TINY, "--sampler=unifrm"], "did you mean 'uniform'"),
+        (["train", *TINY, "--process=linaer", "--dry-run"], "did you mean 'linear'"),
+        (["train", *TINY, "--ema.decay=1.5"], "ema.decay must lie in [0, 1), got 1.5"),
+        (["train", *TINY, "--steps=many"], "many"),
+        (["train", *TINY, "--accumulation=5"], "batch=16 does not divide into accumulation=5"),
+        (["train", *TINY, "--data.source=folder", "--data.path=no/where"], "no/where"),
+        (["train", *TINY, "--out=/proc/run"], "--out /proc/run cannot be written: /proc does not take it ("),
+        (["train", *TINY, f"--out={__file__}"], f"--out {__file__} cannot be written: {__file__} is a file, not a folder"),
+        (["analyze", "increments", f"--out={__file__}"], f"{__file__} is a file, not a folder"),
+        (["compare", "--budget=soon"], "--budget 'soon'"),
+        (["encode", "--data=no/where", "--autoencoder=x", "--out=y"], "no/where"),
+    ],
+)
+def test_errors_are_one_clear_line_without_a_traceback(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+    assert "NOISEWISE_TRACEBACK=1" in said
+    monkeypatch.setenv("NOISEWISE_TRACEBACK", "1")
+    with pytest.raises((ValueError, OSError)):
+        main(arguments)
+    assert [path for path in tmp_path.rglob("*") if path.name in ("config.yaml", "metrics.jsonl")] == []
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_an_unknown_option_is_one_clear_line_with_the_one_that_was_probably_meant(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = [word for word in TINY if not word.startswith("--steps")]
+    assert main([command, *options, "--accumulaton=3"]) == 1
+    said, hint = capsys.readouterr().err.splitlines()
+    assert said.startswith("noisewise: ")
+    assert "--accumulaton=3" in said
+    assert said.endswith("; did you mean --accumulation?")
+    assert "NOISEWISE_TRACEBACK=1" in hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_extra_is_named():
+    block = "import sys; sys.modules['jsonargparse'] = None; from noisewise.commands.cli import main; sys.exit(main(['train']))"
+    done = run("-c", block)
+    assert done.returncode == 1
+    assert "jsonargparse" in done.stderr
+    assert "pip install 'noisewise[train]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error():
+    command = f"{sys.executable} -m noisewise preview --scheduler linear | true"  # which is gone long before the first line
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+def test_a_dry_run_of_the_digits_in_a_process_of_its_own(tmp_path):
+    done = run("-m", "noisewise", "train", "--preset=digits", "--dry-run", "--device=cpu", f"--out={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert said["parameters"] == "163,985"
+    assert said["batch"] == "192"
+    assert float(said["seconds_per_step"]) > 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_print_config_is_a_config_that_train_reads(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *TINY, "--print-config"])
+    assert ended.value.code == 0
+    (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
+    assert main(["train", f"--config={tmp_path / 'mine.yaml'}", f"--out={tmp_path / 'run'}"]) == 0
+    assert steps_of(tmp_path / "run") == [3, 6]
+
+
+def test_train_resume_and_the_path_at_the_end(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["train", *TINY, f"--out={out}"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"run: {out}"
+    assert main(["train", *TINY, f"--out={out}"]) == 1
+    assert "continue it with --resume" in capsys.readouterr().err
+    assert main(["train", *TINY, f"--out={out}", "--resume"]) == 0
+    assert "nothing to do" in capsys.readouterr().err
+    # a resumed run knows its own settings
+    assert main(["train", f"--out={out}", "--resume", "--steps=9"]) == 0
+    assert steps_of(out) == [3, 6, 9]
+    assert main(["train", f"--out={out}", "--resume", "--optimizer.eps=0.5"]) == 1
+    assert "optimizer.eps: 1e-08 -> 0.5" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_with_a_lower_learning_rate_and_keeps_it(tmp_path):
+    out = tmp_path / "run"
+    assert main(["train", *TINY, "--optimizer.warmup=0", f"--out={out}"]) == 0
+    assert main(["train", f"--out={out}", "--resume", "--steps=9", "--optimizer.lr=0.0001"]) == 0
+    assert yaml.safe_load((out / "config.yaml").read_text())["optimizer"]["lr"] == 0.0001
+    assert main(["train", f"--out={out}", "--resume", "--steps=12"]) == 0  # nothing said: as before
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["lr"]) for row in rows] == [(3, 0.003), (6, 0.003), (9, 0.0001), (12, 0.0001)]
+
+
+def test_encode_and_then_train_on_the_latents(tmp_path, capsys):
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(0)
+    AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(8, 8),
+        norm_num_groups=4,
+        layers_per_block=1,
+        latent_channels=2,
+    ).eval().save_pretrained(tmp_path / "vae")
+    for i in range(12):
+        folder = tmp_path / "pictures" / f"class{i % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        values = np.random.default_rng(i).integers(0, 256, (20, 16, 3), np.uint8)
+        Image.fromarray(values).save(folder / f"{i}.png")
+    encode = [f"--data={tmp_path / 'pictures'}", f"--autoencoder={tmp_path / 'vae'}", "--device=cpu"]
+    encode += ['--options={"size": 16, "labels": true}']
+    assert main(["encode", *encode, f"--out={tmp_path / 'latents'}"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"latents: {tmp_path / 'latents'}"
+    data = ["--data.source=latents", f"--data.path={tmp_path / 'latents'}", "--data.shape=[2, 8, 8]", "--data.classes=3"]
+    options = ["--model.conditional=true", "--log.samples_every=3", f"--out={tmp_path / 'run'}"]
+    assert main(["train", *TINY, *data, *options]) == 0
+    assert steps_of(tmp_path / "run") == [3, 6]
+
+
+@pytest.mark.parametrize("text", ["{size: [16}", "[16]", "16", ""])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [(["encode", "--data=x", "--autoencoder=y", "--out=z"], "--options"), (["evaluate", "x"], "--data-options")],
+)
+def test_options_of_a_source_must_be_a_mapping(command, option, text, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*command, f"{option}={text}"])
+    assert ended.value.code == 2
+    assert f"argument {option}: {text!r} is no mapping: write names and values in braces" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", ["{size: 16, labels: true}", '{"size":\t16, "labels": true}'])
+def test_options_of_a_source_are_yaml_or_json(options, tmp_path, capsys):
+    (tmp_path / "pictures").mkdir()
+    command = ["encode", f"--data={tmp_path / 'pictures'}", "--autoencoder=x", f"--out={tmp_path / 'out'}"]
+    assert main([*command, f"--options={options}"]) == 1
+    assert "holds no pictures" in capsys.readouterr().err  # so the options were taken
+
+
+def test_numbers_among_options_are_those_of_train():
+    from noisewise.training.options import read_mapping
+
+    assert read_mapping("{a: 1e-3, b: 1e5, c: '1e5', d: null}") == {"a": 1e-3, "b": 1e5, "c": "1e5", "d": None}

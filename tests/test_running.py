@@ -1,0 +1,225 @@
+"""Running losses and counts of bad ones against plain python loops."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from noisewise.processes import DDPM
+from noisewise.running import RunningLoss, Skipped, even_edges
+from noisewise.spec import build
+
+
+def batches(steps=30, n=16, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.rand(n, generator=generator), torch.rand(n, generator=generator) * 3) for _ in range(steps)]
+
+
+def plain_loop(batches, bins, decay):
+    """(how many were seen, mean, second moment) of each interval, one loss at a time."""
+    count, total, squares, seen = [0.0] * bins, [0.0] * bins, [0.0] * bins, [0] * bins
+    for u, losses in batches:
+        cells = [min(int(value * bins), bins - 1) for value in u.double().tolist()]
+        for cell in set(cells):
+            count[cell], total[cell], squares[cell] = count[cell] * decay, total[cell] * decay, squares[cell] * decay
+        for cell, loss in zip(cells, losses.double().tolist(), strict=True):
+            count[cell], total[cell], squares[cell] = count[cell] + 1, total[cell] + loss, squares[cell] + loss**2
+            seen[cell] += 1
+    means = [total[i] / count[i] if count[i] else sum(total) / sum(count) for i in range(bins)]
+    moments = [squares[i] / count[i] if count[i] else sum(squares) / sum(count) for i in range(bins)]
+    return seen, means, moments
+
+
+def observe_nan(sampler, steps, share=1.0):
+    for _ in range(steps):
+        draw = sampler.sample(8)
+        losses = torch.where(torch.arange(8) < share * 8, math.nan, 1.0)
+        with sampler.observe(draw, losses):
+            pass
+
+
+@pytest.mark.parametrize("decay", [0.9999, 0.9, 0.5])
+@pytest.mark.parametrize("bins", [1, 4, 64])
+def test_running_loss_is_a_plain_loop(bins, decay):
+    running = RunningLoss(even_edges(bins), decay)
+    data = batches()
+    counts = sum(running.update(u, losses)[0] for u, losses in data)
+    seen, means, moments = plain_loop(data, bins, decay)
+    assert counts.tolist() == seen
+    assert running.seen.tolist() == [count > 0 for count in seen]
+    np.testing.assert_allclose(running.mean().numpy(), means, rtol=2e-6)
+    np.testing.assert_allclose(running.second_moment().numpy(), moments, rtol=2e-6)
+
+
+def test_an_update_returns_the_sums_of_its_batch():
+    running, bins = RunningLoss(even_edges(5), 0.5), 5
+    for i, (u, losses) in enumerate(batches(5)):
+        losses[i] = math.nan
+        expected = [[0.0] * bins for _ in range(4)]
+        for value, loss in zip(u.double().tolist(), losses.double().tolist(), strict=True):
+            cell = min(int(value * bins), bins - 1)
+            for row, amount in enumerate([0, 0, 0, 1] if math.isnan(loss) else [1, loss, loss**2, 0]):
+                expected[row][cell] += amount
+        batch = running.update(u, losses)
+        assert batch.shape == (4, bins)
+        assert batch[[0, 3]].tolist() == [expected[0], expected[3]]
+        np.testing.assert_allclose(batch.numpy(), expected, rtol=2e-6)
+
+
+def test_sums_are_decayed_sums_of_the_batches():
+    running, expected = RunningLoss(even_edges(3), 0.5), torch.zeros(3, 3)
+    for u, losses in batches(10, n=4):
+        batch = running.update(u, losses)
+        expected = expected * torch.where(batch[0] > 0, 0.5, 1.0) + batch[:3]
+    assert running.sums.shape == (3, 3)
+    torch.testing.assert_close(running.sums, expected)
+
+
+def test_an_interval_decays_only_when_it_is_seen():
+    running = RunningLoss(even_edges(2), 0.5)
+    running.update(torch.tensor([0.2]), torch.tensor([4.0]))
+    for _ in range(50):
+        running.update(torch.tensor([0.7]), torch.tensor([1.0]))
+    assert running.mean().tolist() == [4.0, 1.0]
+    running.update(torch.tensor([0.2]), torch.tensor([1.0]))
+    assert running.mean()[0].item() == pytest.approx((0.5 * 4 + 1) / 1.5)
+
+
+def test_unseen_intervals_take_the_mean_of_all():
+    running = RunningLoss(even_edges(4))
+    assert running.mean().tolist() == [0.0] * 4
+    running.update(torch.tensor([0.1, 0.1, 0.9]), torch.tensor([1.0, 3.0, 5.0]))
+    assert running.seen.tolist() == [True, False, False, True]
+    assert running.mean().tolist() == [2.0, 3.0, 3.0, 5.0]
+    np.testing.assert_allclose(running.second_moment().numpy(), [5, 35 / 3, 35 / 3, 25])
+
+
+def test_uneven_intervals_and_their_edges():
+    running = RunningLoss(torch.tensor([0.0, 0.1, 0.5, 1.0]))
+    batch = running.update(torch.tensor([0.0, 0.099, 0.1, 0.499, 0.5, 1.0]), torch.ones(6))
+    assert batch[0].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("steps", [10, 1000])
+def test_left_edges_belong_to_their_timestep(steps):
+    running = RunningLoss(even_edges(steps))
+    batch = running.update(torch.arange(steps) / steps, torch.arange(steps).float())
+    assert batch[0].tolist() == [1] * steps
+    assert running.mean().tolist() == list(range(steps))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_losses_that_are_not_finite_are_skipped_and_counted(bad):
+    running, clean = RunningLoss(even_edges(4), 0.9), RunningLoss(even_edges(4), 0.9)
+    counted = []
+    for i, (u, losses) in enumerate(batches()):
+        poisoned = losses.clone()
+        poisoned[[0, 5]] = bad
+        batch = running.update(u, poisoned if i % 2 else losses)
+        counted.append(batch[3].sum().item())
+        keep = torch.ones(16, dtype=torch.bool)
+        keep[[0, 5]] = i % 2 == 0
+        wanted = clean.update(u[keep], losses[keep])
+        assert wanted[3].tolist() == [0] * 4
+        assert batch[3].tolist() == torch.histc(u[~keep], 4, 0, 1).tolist()
+        assert torch.equal(batch[0], wanted[0])
+        torch.testing.assert_close(batch[:3], wanted[:3])
+    assert counted == [0, 2] * 15
+    torch.testing.assert_close(running.sums, clean.sums)
+    torch.testing.assert_close(running.mean(), clean.mean())
+
+
+def test_steps_with_bad_losses_in_a_row_are_counted():
+    running, skipped = RunningLoss(even_edges(2)), Skipped()
+    runs = []
+    for loss in (1.0, math.nan, math.inf, 1.0, math.nan):
+        skipped.count(running.update(torch.tensor([0.3, 0.6]), torch.tensor([loss, 1.0]))[3].sum())
+        runs.append(skipped.run.item())
+    assert runs == [0, 1, 2, 0, 1]
+    assert skipped.total.item() == 3
+
+
+@pytest.mark.parametrize("counts", [[], [0, 0], [3], [1, 2, 0], [1, 0, 4, 1], [2] * 5])
+def test_skipped_is_a_plain_loop(counts):
+    skipped, run = Skipped(), 0
+    for bad in counts:
+        skipped.count(torch.tensor(bad))
+        run = run + 1 if bad else 0
+    assert (skipped.total.item(), skipped.run.item()) == (sum(counts), run)
+
+
+def test_skipped_raises_when_the_run_reaches_the_limit():
+    skipped = Skipped()
+    for bad in (7, 0, 1, 2, 3):
+        skipped.count(torch.tensor(bad))
+    skipped.check(4)
+    for limit in (1, 3):
+        with pytest.raises(FloatingPointError, match=r"last 3 steps had losses that are not finite \(13 losses in all\)"):
+            skipped.check(limit)
+    skipped.count(torch.tensor(0))
+    skipped.check(1)
+
+
+def test_skipped_survives_a_checkpoint():
+    skipped, resumed = Skipped(), Skipped()
+    for bad in (4, 0, 1, 1):
+        skipped.count(torch.tensor(bad))
+    resumed.load_state_dict(skipped.state_dict())
+    resumed.count(torch.tensor(5))
+    assert (resumed.total.item(), resumed.run.item()) == (11, 3)
+
+
+@pytest.mark.parametrize("name", ["adaptive", "loss_adaptive", "loss_moment", "mix:of=loss_moment"])
+def test_learning_samplers_count_and_give_up(name):
+    sampler = build(name, DDPM.linear(20)).sampler
+    learner = getattr(sampler, "of", sampler)
+    observe_nan(sampler, 10, share=0.25)
+    assert (learner.skipped.total.item(), learner.skipped.run.item()) == (20, 10)
+    observe_nan(sampler, 1, share=0)
+    assert (learner.skipped.total.item(), learner.skipped.run.item()) == (20, 0)
+    observe_nan(sampler, 100)
+    with pytest.raises(FloatingPointError, match="training has diverged"):
+        observe_nan(sampler, learner.check_every)
+    u = torch.linspace(0.01, 0.99, 50)
+    assert bool(torch.isfinite(sampler.density(u)).all())
+
+
+@pytest.mark.parametrize("name", ["adaptive", "loss_moment"])
+def test_how_many_bad_steps_is_a_setting(name):
+    sampler = build(f"{name}:max_bad_steps=3", DDPM.linear(20)).sampler
+    observe_nan(sampler, 2)
+    with pytest.raises(FloatingPointError, match="last 3 steps"):
+        observe_nan(sampler, 1)
+    sampler = build(f"{name}:max_bad_steps=70", DDPM.linear(20)).sampler
+    observe_nan(sampler, 2 * sampler.check_every - 1)
+    with pytest.raises(FloatingPointError, match="last 100 steps"):  # looked at every 50 steps
+        observe_nan(sampler, 1)
+    with pytest.raises(ValueError, match="max_bad_steps must be >= 1, got 0"):
+        build(f"{name}:max_bad_steps=0", DDPM.linear(20))
+
+
+def test_a_step_of_nothing_but_nan_leaves_no_trace():
+    running = RunningLoss(even_edges(2), 0.5)
+    running.update(torch.tensor([0.1, 0.9]), torch.tensor([1.0, 2.0]))
+    before = running.sums.clone()
+    running.update(torch.tensor([0.1, 0.9]), torch.full((2,), math.nan))
+    assert torch.equal(running.sums, before)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0, -0.1, 1.1, math.nan])
+def test_wrong_decay(decay):
+    with pytest.raises(ValueError, match=r"decay must lie in \(0, 1\)"):
+        RunningLoss(even_edges(2), decay)
+
+
+@pytest.mark.parametrize("bins", [1, 3, 10, 1000])
+def test_even_edges(bins):
+    edges = even_edges(bins)
+    assert edges.tolist() == [np.float32(i / bins) for i in range(bins + 1)]
+    assert (edges[0], edges[-1]) == (0, 1)
+
+
+def test_no_bins():
+    with pytest.raises(ValueError, match="bins must be >= 1, got 0"):
+        even_edges(0)
