@@ -13,7 +13,8 @@ denominator of D are then unbiased, and all is exact for S = everything. Two bou
 
     low    c = 1. Who knows that g is in S has a smaller variance.
     high   g left out of S: E|x_g - D_S(x_t)|^2, the loss of some model that never saw x_g. So it is also no less than the
-           optimal loss on new data of the same kind, while J itself is no more.
+           optimal loss on new data of the same kind, while J itself is no more. Where x_t shrunk towards the mean of the data
+           is a better guess, that counts instead: s^2 / (1 + r^2 s^2) an element, with s^2 the variance of the data.
 """
 
 import hashlib
@@ -44,6 +45,8 @@ STREAM = 0x6F7074696D616C  # "optimal": the noise and the choices made here
 GROUPS = 16  # of draws, each with references of its own: their means tell the standard error
 MOST = 1 << 23  # weights in memory at a time
 READ = 8192  # samples that are read, or turned to double precision, at a time
+REFERENCES, DRAWS = 20_000, 1000  # of the commands
+FILE = "optimal.json"  # in the folder of a run
 COLLAPSED = 0.1
 """From this chance of meeting one sample twice on, the optimum is that of a model that remembers its data."""
 
@@ -64,7 +67,7 @@ class OptimalLoss:
     low: Tensor
     """No more than the optimal loss, in the mean; equal to `loss` if all samples were references."""
     high: Tensor
-    """No less than it, nor than that of new data of the same kind: the loss on a sample that is left out."""
+    """No less than it, nor than that of new data of the same kind: the loss of a model that never saw the sample."""
     collapse: Tensor
     """The chance that two guesses from the posterior are the same sample: 1 if x_t gives its sample away."""
     samples: int
@@ -105,6 +108,18 @@ class OptimalLoss:
         return {"format": FORMAT} | {name: getattr(self, name) for name in COUNTS} | levels | curves
 
 
+def remembered(found: OptimalLoss) -> list[str]:
+    """A sentence on the levels where the optimum is that of remembering the data; none if there are no such levels."""
+    levels = found.u[found.memorised].tolist()
+    if not levels:
+        return []
+    return [
+        f"At {len(levels)} of {len(found.u)} levels, u = {min(levels):.3f} to {max(levels):.3f}, a noised sample leaves fewer "
+        f"than {1 / COLLAPSED:.0f} training samples possible: there a perfect model remembers its data, and the optimal loss "
+        "says nothing about new data."
+    ]
+
+
 def from_state(state: dict[str, Any], objective: Objective) -> OptimalLoss:
     """What `state()` returned, in the units of an objective; on another process, at the u that have the same log SNR."""
     if state.get("format") != FORMAT:
@@ -131,7 +146,7 @@ def optimal_loss(
     classes: bool = False,
     flip: bool = False,
     references: int | None = None,
-    draws: int = 1000,
+    draws: int = DRAWS,
     seed: int = 0,
     device: torch.device | str = "cpu",
     progress: Callable[[int], None] | None = None,
@@ -165,17 +180,20 @@ def optimal_loss(
     count = min(references or len(population), len(population))
     exact, key = count == len(population), stream_key(STREAM, checked_seed(seed))
     parts = _spread(len(population), draws, key).chunk(1 if exact else min(GROUPS, draws))
-    tables, first, refs = [], 0, None
+    tables, variances, first, refs = [], [], 0, None
     with full_float32():
         for number, rows in enumerate(parts):
             if refs is None or not exact:
                 refs = _References(population, _subset(len(population), count, stream_key(key, 1 + number)))
+            variances.append(refs.lengths.mean())
             tables.append(_draws(population, refs, rows, first, ratios, key, progress))
             first += len(rows)
     table = torch.cat(tables)
     loss, low, high, collapse = table.mean(0)
     apart = table if exact else torch.stack([part.mean(0) for part in tables])  # what is independent
     error = apart[:, 0].std(0) / len(apart) ** 0.5
+    variance = torch.stack(variances).mean().cpu()
+    high = torch.minimum(high, variance / (1 + log_snr.exp() * variance / population.size))
     factor = _per_x0(log_snr, objective) / population.size
     loss, error, low, high = (curve * factor for curve in (loss, error, low, high))
     return OptimalLoss(objective, u, log_snr, loss, error, low, high, collapse, len(population), count, draws)
@@ -250,14 +268,12 @@ class _References:
         self.rows, self.values = rows.to(population.device), population.take(rows)
         self.centre = self.values.mean(0)
         self.values -= self.centre
+        self.lengths = torch.cat([part.double().square().sum(1) for part in self.values.split(READ)])
         self.labels = population.labels(rows).to(population.device) if population.labelled else None
 
     def products(self, left: Tensor) -> Tensor:
         """(len(left), references) in double precision."""
         return torch.cat([left @ part.double().T for part in self.values.split(READ)], 1)
-
-    def lengths(self) -> Tensor:
-        return torch.cat([part.double().square().sum(1) for part in self.values.split(READ)])
 
 
 def _draws(
@@ -299,7 +315,7 @@ def _others(population: _Population, refs: _References, rows: Tensor) -> tuple[T
 def _compare(refs: _References, x0: Tensor, noise: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     """|d|^2 and d.noise with d = x_i - x_g; where i is none of the others, 0 and -inf."""
     g, eps = x0.double(), noise.double()
-    distances = refs.products(g).mul_(-2).add_(refs.lengths()).add_(g.square().sum(1, keepdim=True)).clamp_(min=0)
+    distances = refs.products(g).mul_(-2).add_(refs.lengths).add_(g.square().sum(1, keepdim=True)).clamp_(min=0)
     along = refs.products(eps).sub_((g * eps).sum(1, keepdim=True))
     return distances.masked_fill_(~others, 0.0).float(), along.masked_fill_(~others, -torch.inf).float()
 
@@ -349,7 +365,7 @@ def kept_optimal_loss(
     classes: bool = False,
     flip: bool = False,
     references: int | None = None,
-    draws: int = 1000,
+    draws: int = DRAWS,
     seed: int = 0,
     device: torch.device | str = "cpu",
     folder: Path | str | None = None,
