@@ -60,6 +60,7 @@ SHORTER = {
         "--credit=5",
     ],
     "analyze overhead": ["--seconds=0.01", "--widths=8", "--batches=8", "--steps-of-process=100", "--device=cpu"],
+    "analyze optimal": ["--levels=4", "--images=8", "--device=cpu"],
     "analyze ablate": [*SMALL, "--values=0.2", "--seeds=1", "--images=8"],
 }
 

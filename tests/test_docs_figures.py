@@ -142,6 +142,19 @@ def test_what_is_said_of_gradients_is_in_the_file():
     assert {row["method"] for row in found} == {"per_sample"}
 
 
+def test_what_is_said_of_the_optimal_loss_is_in_the_file():
+    page, found = section("analyzing", "optimal"), analysis("optimal")
+    memorised = [row for row in found if row["memorised"] == "True"]
+    others = [row for row in found if row["memorised"] != "True"]
+    assert f"{len(memorised)} of {len(found)} levels, up to u = {memorised[-1]['u']:g}, are memorised" in page
+    share = sum(row["reducible"] for row in others) / sum(row["held_out"] for row in others)
+    assert f"at most {100 * share:.1f} % of the held-out loss" in page
+    assert max(others, key=lambda row: row["reducible"]) == others[0]
+    last = found[-1]
+    assert f"at u = {last['u']:g} the loss is {last['held_out'] / last['loss']:.0f} times the optimal one" in page
+    assert all(0.0004 < row["reducible"] < 0.0007 for row in found if row["u"] > 0.5)
+
+
 def test_what_is_said_of_interdependence_is_in_the_file():
     page = section("analyzing", "interdependence")
     found = [row for row in analysis("interdependence") if row["kind"] == "stratum"]

@@ -125,8 +125,8 @@ def findings(found: OptimalLoss) -> list[str]:
     wide = found.u[(found.high - found.low > APART * found.high) & ~found.memorised].tolist()
     if wide:
         says.append(
-            f"The optimal loss of new data lies between low and high; elsewhere these are more than {APART:.0%} apart "
-            f"from u = {min(wide):.3f} to {max(wide):.3f}."
+            f"The optimal loss of new data lies between low and high, which at {len(wide)} of the other levels, up to "
+            f"u = {max(wide):.3f}, are more than {APART:.0%} apart."
         )
     return says
 

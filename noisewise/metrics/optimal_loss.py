@@ -97,7 +97,8 @@ class OptimalLoss:
         other = objective or self.objective
         lam = _log_snr(other.process, u.detach().double().cpu())
         v = self.loss / _per_x0(self.log_snr, self.objective) * (1 + self.log_snr.exp())
-        found = np.interp(-lam.numpy(), -self.log_snr.numpy(), v.numpy())
+        order = self.log_snr.argsort(descending=True)
+        found = np.interp(-lam.numpy(), -self.log_snr[order].numpy(), v[order].numpy())
         return torch.from_numpy(found) / (1 + lam.exp()) * _per_x0(lam, other)
 
     def state(self) -> dict[str, Any]:
@@ -174,7 +175,9 @@ def optimal_loss(
     u = (middles(levels) if isinstance(levels, int) else levels.detach().double().cpu()).contiguous()
     if u.ndim != 1 or not len(u):
         raise ValueError(f"levels must be a number >= 1 or a vector of u, got {levels}")
-    population = _Population(data, labels, classes, flip, torch.device("cpu" if str(device) == "mps" else device))
+    place = torch.device(device)
+    place = torch.device("cpu") if place.type == "mps" else place  # double precision is needed
+    population = _Population(data, labels, classes, flip, place)
     log_snr = _log_snr(objective.process, u)
     ratios = (log_snr / 2).exp().tolist()
     count = min(references or len(population), len(population))

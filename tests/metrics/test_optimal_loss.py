@@ -234,6 +234,8 @@ def test_other_levels_and_other_objectives():
     linear = Objective(DDPM.linear(), "eps")
     found = optimal_loss(linear, source, 50, draws=300)
     torch.testing.assert_close(found.at(found.u), found.loss, rtol=1e-9, atol=1e-15)
+    backwards = optimal_loss(linear, source, found.u.flip(0), draws=300)
+    torch.testing.assert_close(backwards.at(found.u), found.loss, rtol=1e-9, atol=1e-15)
     for other in (Objective(DDPM.quadratic(), "v"), Objective(Flow())):
         u = torch.linspace(0.35, 0.9, 7)
         there = optimal_loss(other, source, u, draws=300)
