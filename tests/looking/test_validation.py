@@ -363,7 +363,7 @@ def test_one_process_has_all_batches():
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return run_ranks(Path(__file__).parent / "workers" / "validate.py", tmp_path_factory.mktemp("ranks"))
+    return run_ranks(Path(__file__).parent.parent / "workers" / "validate.py", tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.slow
