@@ -246,9 +246,11 @@ class Sampler(KeepsPrecision):
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """u, its density and its weight, for uniform numbers v."""
+        if x0 is not None:
+            self._check_mean_is_known()
         u = self.quantile(v, x0)
         density = self.density(u, x0)
-        return u, density, self._weight(u, density, x0)
+        return u, density, self._weight(u, density)
 
     def _look_at(self, u: Tensor) -> None:
         """An error if the first draw has left [0, 1]; to look at all of them would mean to wait for a GPU at every step."""
@@ -258,26 +260,29 @@ class Sampler(KeepsPrecision):
             raise ValueError(f"{type(self).__name__} drew what is no noise level: {error}") from None
         self._looked = visible(u, wait=True)
 
-    def _weight(self, u: Tensor, density: Tensor, x0: Tensor | None = None) -> Tensor:
-        raw = self._raw_weight(u, density)
-        return raw / self._mean_raw(x0) if self.correction.needs_mean else raw
+    # What `draw.weight` is made of: samplers/correction.py has the formula ----------------------------------------------
 
-    def _raw_weight(self, u: Tensor, density: Tensor) -> Tensor:
-        """The weight before it is divided by its mean, where that is not 1 already."""
-        raw = self.correction.raw(density)
-        return raw * self.target_weight(u) if self.correction.kind == "target" else raw
+    def _weight(self, u: Tensor, density: Tensor, cells: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """`draw.weight` of draws with this density; `cells` are those of `_cells`, if it is not the sampler's own density."""
+        return self.correction.weight(
+            density,
+            target=lambda: self.target_weight(u),
+            mean=lambda: self._mean_raw(density.device) if cells is None else self.correction.mean(*cells),
+        )
 
     def target_weight(self, u: Tensor) -> Tensor:
-        """How much the target counts a loss at u, over how much the loop does; times what the loop does, of the loop's mean."""
+        """t(u) of `correction=target`: w_target / w_loop, scaled so that its product with w_loop keeps w_loop's mean."""
         raise NotImplementedError
 
-    def _mean_raw(self, x0: Tensor | None) -> Tensor:
-        """The mean of the raw weights over the draws."""
-        if x0 is not None:
-            self._check_mean_is_known()
+    def _mean_raw(self, place: torch.device) -> Tensor:
         if self._mean_weight is None or not self.constant:
-            self._mean_weight = self._mean_over_draws(self.device if x0 is None else x0.device)
+            self._mean_weight = self.correction.mean(*self._cells(place))
         return self._mean_weight
+
+    def _cells(self, place: torch.device) -> tuple[Tensor, ...]:
+        """Intervals to take the mean weight over: their masses and densities, and what the masses sum to if that is not 1."""
+        density = self.density(fine_grid(self.process, place))
+        return density, density, density.sum()
 
     def _check_mean_is_known(self) -> None:
         """An error if weights have to be divided by a mean that is another for each sample."""
@@ -287,10 +292,7 @@ class Sampler(KeepsPrecision):
                 "sample, and its density depends on the data: use correction=unbiased or none, or policy=global"
             )
 
-    def _mean_over_draws(self, place: torch.device) -> Tensor:
-        """The same, from the density on a fine grid."""
-        density = self.density(fine_grid(self.process, place))
-        return (density * self.correction.raw(density)).sum() / density.sum()
+    # State ----------------------------------------------------------------------------------------------------------
 
     def _kept(self, x0: Tensor | None) -> Tensor | None:
         return None

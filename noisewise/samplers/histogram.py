@@ -97,11 +97,10 @@ class TableSampler(Sampler):
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         u, density = self.table.draw(v)
-        return u, density, self._weight(u, density, x0)
+        return u, density, self._weight(u, density)
 
-    def _mean_over_draws(self, place: torch.device) -> Tensor:
-        """Exactly, over the intervals."""
-        return (self.table.mass * self.correction.raw(self.table.rows[:, 4])).sum()
+    def _cells(self, place: torch.device) -> tuple[Tensor, ...]:
+        return self.table.mass, self.table.rows[:, 4]
 
 
 def row_quantile(mass: Tensor, edges: Tensor, v: Tensor) -> Tensor:

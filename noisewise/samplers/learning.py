@@ -12,6 +12,7 @@ from noisewise.levels import first_ticks, middles
 from noisewise.objective import Objective
 from noisewise.processes import Process, check_process, check_same
 from noisewise.samplers.base import fine_grid
+from noisewise.samplers.correction import target_ratio
 from noisewise.samplers.histogram import Histogram, TableSampler
 from noisewise.weighting import Weighting, is_fixed
 
@@ -82,7 +83,7 @@ class Learner(TableSampler):
         self.objective = objective or Objective(process)
         # in tuples: these belong to the training loop, not to the sampler's state
         self._weightings = (weighting, weighting if target is None else target)
-        self._mean_target: Tensor | None = None
+        self._means: tuple[Tensor, Tensor] | None = None  # of the target and of the loop's weighting
         self._tables: dict[tuple[Hashable, torch.device], tuple[Tensor, Tensor]] = {}
         self._fixed_weights = all(is_fixed(one) for one in self._weightings)
         self._model: tuple[nn.Module, ...] = ()
@@ -133,15 +134,15 @@ class Learner(TableSampler):
         return torch.ones_like(u) if target is weighting else self._tabled("over the loop's", self._target_ratio, u)
 
     def _target_ratio(self, u: Tensor) -> Tensor:
-        if self._mean_target is None or self._mean_target.device != u.device or not self._fixed_weights:
-            grid = fine_grid(self.process, u.device)
-            ones = torch.ones_like(grid)
-            self._mean_target = self.on_target(ones, grid).mean() / self.in_training(ones, grid).mean()
-        return self._raw_ratio(u) / self._mean_target
+        if self._means is None or self._means[0].device != u.device or not self._fixed_weights:
+            target, loop = self._both(fine_grid(self.process, u.device))
+            self._means = target.mean(), loop.mean()
+        return target_ratio(*self._both(u), *self._means)
 
-    def _raw_ratio(self, u: Tensor) -> Tensor:
+    def _both(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of the target and of the loop."""
         ones = torch.ones_like(u)
-        return self.on_target(ones, u) / self.in_training(ones, u).clamp(min=1e-30)
+        return self.on_target(ones, u), self.in_training(ones, u)
 
     def _weighted(self, which: int, losses: Tensor, u: Tensor) -> Tensor:
         weighting = self._weightings[which]

@@ -149,10 +149,7 @@ class AdaptiveSampler(Learner):
         u = row_quantile(mass, self.table.edges, v)
         densities = mass / self.table.widths
         density = densities.gather(1, self.table.bin(u)[:, None]).squeeze(1)
-        weight = self._raw_weight(u, density)
-        if self.correction.needs_mean:
-            weight = weight / (mass * self.correction.raw(densities)).sum(1)
-        return u, density, weight
+        return u, density, self._weight(u, density, (mass, densities))
 
     def _kept(self, x0: Tensor | None) -> Tensor | None:
         return x0 if self.conditional else None

@@ -93,7 +93,7 @@ class RangeSampler(TableSampler):
         inside = (edges[:-1] >= low) & (edges[1:] <= high)
         self.table = Histogram((1 - share) * edges.diff() + share * inside * edges.diff() / (high - low), edges)
 
-    def _weight(self, u: Tensor, density: Tensor, x0: Tensor | None = None) -> Tensor:
+    def _weight(self, u: Tensor, density: Tensor, cells: tuple[Tensor, Tensor] | None = None) -> Tensor:
         return torch.ones_like(u) if self._target is None else self._target(u)
 
 
