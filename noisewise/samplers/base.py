@@ -24,6 +24,7 @@ from noisewise.diagnostics import KeepsPrecision, check_per_sample
 from noisewise.levels import check_range, middles, visible
 from noisewise.processes import Process, check_process
 from noisewise.samplers.correction import Correction, effective_sample_size
+from noisewise.samplers.histogram import Histogram
 from noisewise.samplers.random import bits, checked_seed, stream_key, uniform_of, uniforms
 
 LossAt = Callable[[Any, Tensor], Tensor]
@@ -88,10 +89,11 @@ def fine_grid(process: Process, device: torch.device | str) -> Tensor:
 
 
 class Sampler(KeepsPrecision):
-    """A timestep sampler: `density` and `quantile` define it, `feedback` lets it learn.
+    """A timestep sampler: `density` and `quantile`, or a `table`, define it; `feedback` lets it learn.
 
     Args:
         process: the noising process.
+        table: the density as a histogram, or the masses of equal intervals of u; then `density` and `quantile` are given.
         correction: "none", "unbiased", "clipped(c)" or "tempered(p)"; "target" too for samplers that learn.
         draws: "independent"; "stratified" (one draw in each n-th of the probability, split over ranks); "antithetic"
             (pairs v and 1 - v). All three leave the marginal of every single draw exactly q.
@@ -104,7 +106,13 @@ class Sampler(KeepsPrecision):
     _looked = False  # at the range of a draw
 
     def __init__(
-        self, process: Process, *, correction: str | Correction = "none", draws: str = "independent", seed: int = 0
+        self,
+        process: Process,
+        *,
+        table: Histogram | Tensor | None = None,
+        correction: str | Correction = "none",
+        draws: str = "independent",
+        seed: int = 0,
     ) -> None:
         super().__init__()
         check_process(process)
@@ -114,6 +122,7 @@ class Sampler(KeepsPrecision):
         self.correction = Correction.parse(correction)
         if self.correction.kind == "target" and not self.has_target:
             raise ValueError(f"{type(self).__name__} has no target: correction=target is for samplers that learn, as adaptive")
+        self.table = Histogram(table, persistent=False) if isinstance(table, Tensor) else table
         self.draws = draws
         self.seed = checked_seed(seed)
         self.step = 0  # optimizer steps observed
@@ -125,11 +134,16 @@ class Sampler(KeepsPrecision):
 
     def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
         """q(u) for each u (given its x0, for samplers that look at the data)."""
-        raise NotImplementedError
+        return self._table().density(u)
 
     def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
         """Where the uniform number v lands: any map whose image of the uniform density is q."""
-        raise NotImplementedError
+        return self._table().draw(v)[0]
+
+    def _table(self) -> Histogram:
+        if self.table is None:
+            raise NotImplementedError(f"{type(self).__name__} needs density() and quantile(), or a table")
+        return self.table
 
     def marginal(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
         """q(u) averaged over the data `x0`, for plots; the same as `density` for samplers that do not look at the data."""
@@ -248,8 +262,11 @@ class Sampler(KeepsPrecision):
         """u, its density and its weight, for uniform numbers v."""
         if x0 is not None:
             self._check_mean_is_known()
-        u = self.quantile(v, x0)
-        density = self.density(u, x0)
+        if self.table is not None:  # one look-up gives both
+            u, density = self.table.draw(v)
+        else:
+            u = self.quantile(v, x0)
+            density = self.density(u, x0)
         return u, density, self._weight(u, density)
 
     def _look_at(self, u: Tensor) -> None:
@@ -281,6 +298,8 @@ class Sampler(KeepsPrecision):
 
     def _cells(self, place: torch.device) -> tuple[Tensor, ...]:
         """Intervals to take the mean weight over: their masses and densities, and what the masses sum to if that is not 1."""
+        if self.table is not None:
+            return self.table.mass, self.table.rows[:, 4]
         density = self.density(fine_grid(self.process, place))
         return density, density, density.sum()
 

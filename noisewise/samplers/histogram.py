@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from noisewise.diagnostics import even_edges, wide
 from noisewise.levels import interval
-from noisewise.samplers.base import Sampler
 
 
 class Histogram(nn.Module):
@@ -82,25 +81,6 @@ class Histogram(nn.Module):
         index = torch.searchsorted(self.cumulative, v.contiguous(), right=True).clamp(max=self.bins - 1)
         low, high, before, slope, density = self.rows[index].unbind(1)
         return torch.minimum(low + (v - before).clamp(min=0) * slope, high), density
-
-
-class TableSampler(Sampler):
-    """A sampler whose density is a histogram."""
-
-    table: Histogram
-
-    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.density(u)
-
-    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.draw(v)[0]
-
-    def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        u, density = self.table.draw(v)
-        return u, density, self._weight(u, density)
-
-    def _cells(self, place: torch.device) -> tuple[Tensor, ...]:
-        return self.table.mass, self.table.rows[:, 4]
 
 
 def row_quantile(mass: Tensor, edges: Tensor, v: Tensor) -> Tensor:

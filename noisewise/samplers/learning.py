@@ -11,9 +11,9 @@ from noisewise.diagnostics import Skipped
 from noisewise.levels import first_ticks, middles
 from noisewise.objective import Objective
 from noisewise.processes import Process, check_process, check_same
-from noisewise.samplers.base import fine_grid
+from noisewise.samplers.base import Sampler, fine_grid
 from noisewise.samplers.correction import target_ratio
-from noisewise.samplers.histogram import Histogram, TableSampler
+from noisewise.samplers.histogram import Histogram
 from noisewise.weighting import Weighting, is_fixed
 
 BAD_STEPS = 100  # in a row that are an error, unless told otherwise
@@ -41,7 +41,7 @@ def check_weighting(given: Any, name: str) -> Weighting:
     raise TypeError(f"{name} must be a Weighting, such as MinSNR(), got {repr(given)[:80]}{hint}")
 
 
-class Learner(TableSampler):
+class Learner(Sampler):
     """A sampler whose density is learned during training.
 
     Args:
@@ -55,6 +55,7 @@ class Learner(TableSampler):
             100, or more where a training loop stops by itself (`give_way`).
     """
 
+    table: Histogram
     constant = False
     has_target = True
     check_every = 50  # steps between two looks at the count: each waits for the device
@@ -71,7 +72,7 @@ class Learner(TableSampler):
         max_bad_steps: int | None = None,
         **common: Any,
     ) -> None:
-        super().__init__(process, **common)
+        super().__init__(process, table=table, **common)
         if not 0 <= floor <= 1:
             raise ValueError(f"floor must lie in [0, 1], got {floor}")
         if max_bad_steps is not None and max_bad_steps < 1:
@@ -79,7 +80,6 @@ class Learner(TableSampler):
         for name, given in (("weighting", weighting), ("target", target)):
             if given is not None:
                 check_weighting(given, name)
-        self.table = table
         self.objective = objective or Objective(process)
         # in tuples: these belong to the training loop, not to the sampler's state
         self._weightings = (weighting, weighting if target is None else target)

@@ -16,7 +16,7 @@ from safetensors.torch import save as safetensors_save
 from scipy import stats
 from torch import nn
 
-from noisewise import DDPM, PROCESSES, SAMPLERS, Objective, build
+from noisewise import DDPM, PROCESSES, SAMPLERS, Objective, Sampler, build
 from noisewise.samplers.correction import Correction
 from tests.samplers.specs import ALL_SPECS, CORRECTIONS, LEARNERS, SPECS
 from tests.samplers.toy import Toy
@@ -46,6 +46,15 @@ def test_every_sampler_of_the_registry_is_under_contract():
     assert set(SPECS) == set(SAMPLERS)
     for name, specs in SPECS.items():
         assert all(spec.startswith(name) for spec in specs)
+
+
+def test_samplers_are_at_most_three_classes_deep():
+    def below(kind):
+        return {kind}.union(*map(below, kind.__subclasses__()))
+
+    ours = [kind for kind in below(Sampler) if kind.__module__.startswith("noisewise.")]
+    assert len(ours) > 15
+    assert {kind.__name__ for kind in ours if kind.__mro__.index(Sampler) > 2} == set()
 
 
 @pytest.mark.parametrize("process", PROCESSES)
