@@ -16,8 +16,6 @@ from noisewise.samplers.correction import target_ratio
 from noisewise.samplers.histogram import Histogram
 from noisewise.weighting import Weighting, is_fixed
 
-BAD_STEPS = 100  # in a row that are an error, unless told otherwise
-
 
 def split_objective(
     given: Process | Objective, objective: Objective | None, place: str = "first"
@@ -51,14 +49,11 @@ class Learner(Sampler):
         target: the weighting of the objective that is to fall; by default the one in use.
         objective: what the losses measure, to translate weights; if absent what models of this process usually predict.
         floor: the share of uniform mass, so that no noise level is ever starved.
-        max_bad_steps: after so many steps in a row with losses that are not finite, `observe` raises FloatingPointError. None:
-            100, or more where a training loop stops by itself (`give_way`).
     """
 
     table: Histogram
     constant = False
     has_target = True
-    check_every = 50  # steps between two looks at the count: each waits for the device
 
     def __init__(
         self,
@@ -69,14 +64,11 @@ class Learner(Sampler):
         target: Weighting | None = None,
         objective: Objective | None = None,
         floor: float = 0.0,
-        max_bad_steps: int | None = None,
         **common: Any,
     ) -> None:
         super().__init__(process, table=table, **common)
         if not 0 <= floor <= 1:
             raise ValueError(f"floor must lie in [0, 1], got {floor}")
-        if max_bad_steps is not None and max_bad_steps < 1:
-            raise ValueError(f"max_bad_steps must be >= 1, got {max_bad_steps}")
         for name, given in (("weighting", weighting), ("target", target)):
             if given is not None:
                 check_weighting(given, name)
@@ -88,14 +80,8 @@ class Learner(Sampler):
         self._fixed_weights = all(is_fixed(one) for one in self._weightings)
         self._model: tuple[nn.Module, ...] = ()
         self._optimizer: tuple[torch.optim.Optimizer, ...] = ()
-        self.floor, self.max_bad_steps = floor, BAD_STEPS if max_bad_steps is None else max_bad_steps
-        self._limit_given = max_bad_steps is not None
+        self.floor = floor
         self.skipped = Skipped()
-
-    def give_way(self, steps: int) -> None:
-        """Let a loop that counts bad steps itself, and ends after so many at the latest, come first; a given limit holds."""
-        if not self._limit_given:
-            self.max_bad_steps = max(self.max_bad_steps, steps)
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> "Learner":
         self._model = (model,)
@@ -178,8 +164,3 @@ class Learner(Sampler):
         if losses is None:
             raise ValueError(f"{type(self).__name__} learns from the losses: call observe(draw, losses.detach(), ...)")
         return losses
-
-    def advance(self) -> None:
-        super().advance()
-        if self.step % min(self.check_every, self.max_bad_steps) == 0:
-            self.skipped.check(self.max_bad_steps)

@@ -50,7 +50,7 @@ class AdaptiveSampler(Learner):
             the same density with less noise, for nothing (docs/adaptive.md).
         collapse: the learned density's effective width, exp(entropy), below which it counts as collapsed: a warning is given,
             the density goes back to uniform and the estimator starts anew.
-        settings: `weighting`, `objective`, `max_bad_steps` and `seed` of all learning samplers; the estimator's own.
+        settings: `weighting`, `objective` and `seed` of all learning samplers; the estimator's own.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class AdaptiveSampler(Learner):
 
         Called at updates only: it waits for the device.
         """
+        self.skipped.warn()
         mass = mass.detach().double()
         mass = mass / mass.sum().clamp(min=1e-30)
         widths = self.table.widths.double()
