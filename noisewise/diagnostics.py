@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.levels import middles
+from noisewise.levels import check_per_sample, middles
 
 BAD_STEPS = 100  # in a row, with losses that are not finite, that are worth a warning
 
@@ -35,15 +35,6 @@ class KeepsPrecision(nn.Module):
 
         super()._apply(moved, recurse)
         return self
-
-
-def check_per_sample(losses: Any, u: Tensor) -> None:
-    """An error unless there is one loss for each u."""
-    if not isinstance(losses, Tensor) or losses.shape != u.shape:
-        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(
-            f"losses must be one a sample, {tuple(u.shape)}, got {got}: average over a sample's elements but not over the batch"
-        )
 
 
 def even_edges(bins: int) -> Tensor:

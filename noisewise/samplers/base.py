@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.diagnostics import KeepsPrecision, check_per_sample
-from noisewise.levels import check_range, middles, visible
+from noisewise.diagnostics import KeepsPrecision
+from noisewise.levels import check_per_sample, check_range, middles, visible
 from noisewise.processes import Process, check_process
 from noisewise.samplers.correction import Correction, effective_sample_size
 from noisewise.samplers.histogram import Histogram
@@ -207,8 +207,7 @@ class Sampler(KeepsPrecision):
         one_draw = draw if isinstance(draw, Draw) else Draw.cat(draw)
         one_losses = losses if losses is None or isinstance(losses, Tensor) else _joined(losses)
         if one_losses is not None:
-            check_per_sample(one_losses, one_draw.u)
-            one_losses = one_losses.detach().float()
+            one_losses = check_per_sample(one_losses, one_draw.u).detach().float()
         with self.feedback(one_draw, one_losses, loss_at):
             yield
         self.advance()
