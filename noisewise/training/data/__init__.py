@@ -1,12 +1,12 @@
 """Data for training: `open_data` gives a `Source`, `Batches` its batches in an order that depends on the seed alone."""
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from noisewise.suggest import unknown
 from noisewise.training.data.arrays import open_array
 from noisewise.training.data.batches import Batches
 from noisewise.training.data.cifar10 import open_cifar10
@@ -50,9 +50,7 @@ def open_data(
         options: settings of the source: the keyword arguments of its opener.
     """
     if source not in SOURCES:
-        close = difflib.get_close_matches(source, SOURCES, 1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"unknown data source {source!r}: {hint}there are {', '.join(SOURCES)}")
+        raise ValueError(unknown("data source", source, SOURCES))
     if path is None and source in PATHS:
         raise ValueError(f"data source {source!r} needs a path: {PATHS[source]}")
     opener = SOURCES[source]
