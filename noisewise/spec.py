@@ -5,6 +5,7 @@
     speed:k=5+change_aware               both
     lognormal+minsnr:gamma=5             both, with a setting
     mix:of=(speed:k=5),floor=0.1         a sampler made of samplers, in brackets
+    speed_published                      both: a published method that is a density and a weight; +none: without the weight
     adaptive                             a learning sampler; this one trains Min-SNR's objective unless told otherwise
     adaptive+p2                          the same; the weighting is its target too, unless it names another; +none: no weight
 
@@ -68,9 +69,13 @@ def build(spec: str, process: Process | Objective, *, objective: Objective | Non
     process, objective = split_objective(process, objective, "second")
     sampler_term, weighting = _terms(spec)
     inherited: dict[str, Any] = {"objective": objective}
-    if any(term.name in WEIGHTINGS for term in parse(spec)):  # "adaptive+none" asks for no weight, "adaptive" for its own
+    named = any(term.name in WEIGHTINGS for term in parse(spec))
+    if named:  # "adaptive+none" asks for no weight, "adaptive" for its own
         inherited["weighting"] = weighting
-    return Recipe(spec, _sampler(sampler_term or Term("uniform", {}), process, common, inherited), weighting)
+    sampler = _sampler(sampler_term or Term("uniform", {}), process, common, inherited)
+    if sampler.comes_with is not None and not named:
+        weighting = sampler.comes_with()
+    return Recipe(spec, sampler, weighting)
 
 
 def build_weighting(spec: str) -> Weighting:

@@ -10,7 +10,7 @@ from noisewise.samplers.correction import Correction, effective_sample_size
 from noisewise.samplers.gradient_variance import GradientVariance
 from noisewise.samplers.log_snr import EDMLogNormal, Laplace
 from noisewise.samplers.loss_moment import LossMoment
-from noisewise.samplers.speed import SpeeD
+from noisewise.samplers.speed import PublishedSpeeD, SpeeD
 from noisewise.samplers.static import Beta, CosMap, LogitNormal, Mode, Table, Uniform
 
 SAMPLERS: dict[str, Callable[..., Sampler]] = {
@@ -22,6 +22,7 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "edm": EDMLogNormal,
     "laplace": Laplace,
     "speed": SpeeD,
+    "speed_published": PublishedSpeeD,
     "table": Table,
     "mix": Mix,
     "shift": Shift,
@@ -57,6 +58,7 @@ __all__ = [
     "Mix",
     "Mode",
     "Product",
+    "PublishedSpeeD",
     "Sampler",
     "Shift",
     "SpeeD",

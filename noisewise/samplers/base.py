@@ -26,6 +26,7 @@ from noisewise.running import KeepsPrecision
 from noisewise.samplers.correction import Correction, effective_sample_size
 from noisewise.samplers.histogram import Histogram
 from noisewise.streams import bits, checked_seed, stream_key, uniform_of, uniforms
+from noisewise.weighting import Weighting
 
 LossAt = Callable[[Any, Tensor], Tensor]
 """(rows, u) -> (N,) losses of the batch's rows at those u, not weighted by draw.weight."""
@@ -103,6 +104,7 @@ class Sampler(KeepsPrecision):
     constant = True  # the density never changes: no learning, no dependence on the step
     conditional = False  # the density depends on the data
     has_target = False  # it learns what reduces some objective, and knows the weights of that one
+    comes_with: type[Weighting] | None = None  # the loss weight of the published method, which a spec takes if it names none
     _looked = False  # at the range of a draw
 
     def __init__(

@@ -9,6 +9,7 @@ SPECS = {
     "edm": ["edm"],
     "laplace": ["laplace:location=0,scale=3"],
     "speed": ["speed:k=5", "speed:tau=700,mirror=true"],
+    "speed_published": ["speed_published"],
     "table": ["table:file={table}"],
     "mix": ["mix:of=(beta:a=0.3,b=5),floor=0.2"],
     "shift": ["shift:of=(lognormal:mean=0.5),shift=2"],
