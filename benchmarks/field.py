@@ -65,7 +65,7 @@ METHODS = {
     "gradient-variance": "gradient_variance",
     "loss-weighted": "adaptive:correction=none,draws=independent,floor=0.2,target=(minsnr:gamma=5)",  # p is the weighting
     "loss-weighted-unbiased": "adaptive:draws=independent,floor=0.2+minsnr:gamma=5",  # w / (T p): the objective stays Min-SNR
-    "adaptive-paper": "paper_cifar10",  # as published, but for paired noise
+    "adaptive-paper": "paper_cifar10",  # rows so far are of an earlier version: docs/methods/paper_cifar10.md
     "adaptive-repaired": REPAIRED,
     "adaptive-min-snr": f"{REPAIRED}+minsnr:gamma=5",
     "loss-plain": "adaptive:draws=independent,floor=0.2+none",  # p by the loss alone, the plain objective

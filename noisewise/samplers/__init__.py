@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from noisewise.samplers.adaptive import AdaptiveSampler, paper_celebahq, paper_cifar10, paper_imagenet
+from noisewise.samplers.adaptive import AdaptiveSampler, paper_celebahq, paper_cifar10, paper_imagenet, released_cifar10
 from noisewise.samplers.base import Draw, LossAt, Sampler
 from noisewise.samplers.combine import Curriculum, Mix, Product, Shift, Switch
 from noisewise.samplers.correction import Correction, effective_sample_size
@@ -38,6 +38,7 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "paper_cifar10": paper_cifar10,
     "paper_celebahq": paper_celebahq,
     "paper_imagenet": paper_imagenet,
+    "released_cifar10": released_cifar10,
 }
 """The names of spec strings."""
 
@@ -69,4 +70,5 @@ __all__ = [
     "paper_celebahq",
     "paper_cifar10",
     "paper_imagenet",
+    "released_cifar10",
 ]

@@ -29,9 +29,10 @@ SPECS = {
     "paper_cifar10": ["paper_cifar10:every=4"],
     "paper_celebahq": ["paper_celebahq:every=4"],
     "paper_imagenet": ["paper_imagenet:every=4+minsnr"],
+    "released_cifar10": ["released_cifar10:every=4"],
 }
 
 ALL_SPECS = [spec for specs in SPECS.values() for spec in specs]
-LEARNING = ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "adaptive", "paper_cifar10")
+LEARNING = ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "adaptive", "paper_cifar10", "released_cifar10")
 LEARNERS = [spec for name in LEARNING for spec in SPECS[name]]
 CORRECTIONS = ["none", "unbiased", "clipped(3)", "tempered(0.5)"]
