@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import noisewise
-from noisewise import PROCESSES, build
+from noisewise import PROCESSES
 
 SPECS = [
     "uniform",
@@ -55,7 +55,7 @@ def median_ms(function, repeats: int, device: str) -> float:
 
 
 def measure(spec: str, process: str, draws: str, batch: int, repeats: int, device: str) -> dict:
-    sampler = build(spec, PROCESSES[process](), draws=draws, correction="unbiased").sampler.to(device)
+    sampler = noisewise.recipe(spec, PROCESSES[process](), draws=draws, correction="unbiased").sampler.to(device)
     x0 = torch.zeros(batch, 4, device=device)
     losses = torch.rand(batch, device=device)
 

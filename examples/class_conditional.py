@@ -6,7 +6,8 @@ Run it: python examples/class_conditional.py
 import torch
 from torch import Tensor, nn
 
-from noisewise import DDPM, Objective, build
+import noisewise
+from noisewise import DDPM, Objective
 
 CLASSES, NO_LABEL = 6, 6
 objective = Objective(DDPM.cosine(), "v")
@@ -35,7 +36,7 @@ def train(spec: str, steps: int = 600, batch: int = 128) -> tuple[Tensor, Tensor
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    recipe = build(spec, objective)
+    recipe = noisewise.recipe(spec, objective)
     for _ in range(steps):
         x0, label = data(batch)
         label = torch.where(torch.rand(batch) < 0.1, NO_LABEL, label)

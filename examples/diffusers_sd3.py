@@ -12,7 +12,8 @@ import torch
 from accelerate import Accelerator
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
 
-from noisewise import Monitor, build
+import noisewise
+from noisewise import Monitor
 from noisewise.integrations.accelerate import Accelerated
 from noisewise.integrations.diffusers import read_scheduler
 
@@ -26,7 +27,7 @@ def main(args: argparse.Namespace) -> None:
     )  # or SD3Transformer2DModel.from_pretrained(name, subfolder="transformer")  # fmt: skip
     noise_scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)  # or .from_pretrained(name, subfolder="scheduler")
     objective = read_scheduler(noise_scheduler)  # adaptive (a scheduler with dynamic shifting, as Flux's, needs shift= or mu=)
-    recipe = build(args.weighting_scheme, objective)  # adaptive
+    recipe = noisewise.recipe(args.weighting_scheme, objective)  # adaptive
     sampler = Accelerated(accelerator, recipe.sampler)  # adaptive
     optimizer = torch.optim.AdamW(transformer.parameters(), lr=2e-3)
     transformer, optimizer = accelerator.prepare(transformer, optimizer)

@@ -14,7 +14,8 @@ from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dic
 from torch.nn import functional as F
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from noisewise import Monitor, build
+import noisewise
+from noisewise import Monitor
 from noisewise.integrations.accelerate import Accelerated
 from noisewise.integrations.diffusers import read_scheduler
 
@@ -32,7 +33,7 @@ def main(args: argparse.Namespace) -> None:
     unet.add_adapter(LoraConfig(r=4, lora_alpha=4, target_modules=["to_q", "to_k", "to_v", "to_out.0"]))
     noise_scheduler = DDPMScheduler(1000, 0.00085, 0.012, "scaled_linear", prediction_type=args.prediction_type)
     objective = read_scheduler(noise_scheduler)  # adaptive
-    recipe = build(args.sampler, objective)  # adaptive: was snr = compute_snr(...), snr_gamma
+    recipe = noisewise.recipe(args.sampler, objective)  # adaptive: was snr = compute_snr(...), snr_gamma
     accelerator, monitor = Accelerator(cpu=True, gradient_accumulation_steps=2), Monitor(bins=5)  # yours without cpu=True
     sampler = Accelerated(accelerator, recipe.sampler)  # adaptive
     lora = [parameter for parameter in unet.parameters() if parameter.requires_grad]

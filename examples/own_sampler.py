@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisewise import DDPM, SAMPLERS, Objective, Process, Sampler, build
+import noisewise
+from noisewise import DDPM, SAMPLERS, Objective, Process, Sampler
 
 
 class Triangular(Sampler):
@@ -36,7 +37,7 @@ def train(spec: str, steps: int = 600, batch: int = 256) -> tuple[float, float]:
     torch.manual_seed(0)
     process = DDPM.linear(100, beta_end=0.1)
     objective = Objective(process)
-    recipe = build(spec, process)
+    recipe = noisewise.recipe(spec, process)
     network = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
 

@@ -6,7 +6,8 @@ Run it: python examples/plain_loop.py
 import torch
 from torch import Tensor, nn
 
-from noisewise import DDPM, Objective, build
+import noisewise
+from noisewise import DDPM, Objective
 
 objective = Objective(DDPM.linear(), "eps")
 
@@ -31,7 +32,7 @@ def train(spec: str, steps: int = 800, batch: int = 128) -> tuple[Tensor, Tensor
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    sampler = build(spec, objective).sampler
+    sampler = noisewise.recipe(spec, objective).sampler
     for _ in range(steps):
         x0 = spiral(batch)
 

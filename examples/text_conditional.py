@@ -6,7 +6,8 @@ Run it: python examples/text_conditional.py
 import torch
 from torch import Tensor, nn
 
-from noisewise import Flow, Objective, build, take
+import noisewise
+from noisewise import Flow, Objective, take
 
 WORDS = ["<pad>", "left", "right", "top", "bottom", "far", "near"]
 objective = Objective(Flow(), "flow")
@@ -38,7 +39,7 @@ def train(spec: str, steps: int = 600, batch: int = 128) -> tuple[Tensor, Tensor
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    sampler = build(spec, objective).sampler.attach(model, optimizer)  # lookahead tries steps out
+    sampler = noisewise.recipe(spec, objective).sampler.attach(model, optimizer)  # lookahead tries steps out
     for _ in range(steps):
         x0, cond = data(batch)
 

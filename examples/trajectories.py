@@ -6,7 +6,8 @@ Run it: python examples/trajectories.py
 import torch
 from torch import Tensor, nn
 
-from noisewise import EDM, Objective, build
+import noisewise
+from noisewise import EDM, Objective
 
 process = EDM()
 objective = Objective(process, "edm", sigma_data=0.5)
@@ -39,7 +40,7 @@ def train(spec: str, steps: int = 200, batch: int = 32) -> tuple[Tensor, Tensor]
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    sampler = build(spec, objective).sampler
+    sampler = noisewise.recipe(spec, objective).sampler
     for _ in range(steps):
         x0 = trajectories(batch)
         draw = sampler.sample(x0)

@@ -6,8 +6,9 @@ from noisewise.looking.recipe_curves import preview
 from noisewise.looking.validation import Validation, validate
 from noisewise.objective import Objective
 from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow, Process
+from noisewise.recipes import Recipe, recipe
 from noisewise.samplers import SAMPLERS, AdaptiveSampler, Draw, Sampler, Uniform
-from noisewise.spec import Recipe, SpecError, build
+from noisewise.spec import SpecError
 from noisewise.weighting import WEIGHTINGS, Weighting
 
 __version__ = "0.1.0.dev0"
@@ -32,8 +33,8 @@ __all__ = [
     "Uniform",
     "Validation",
     "Weighting",
-    "build",
     "preview",
+    "recipe",
     "take",
     "validate",
 ]

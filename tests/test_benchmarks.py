@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, Objective, build
+import noisewise
+from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, Objective
 from noisewise.report.page import write_report
 from noisewise.spec import SpecError
 from noisewise.study.budget import with_budget
@@ -138,7 +139,7 @@ def test_a_plan_that_is_cut_short_has_the_noise_and_whole_sets_of_strata_first(b
 def test_every_method_of_the_field_builds(benchmark, schedule):
     methods = benchmark("field").METHODS
     for spec in methods.values():
-        build(spec, PROCESSES[schedule]())
+        noisewise.recipe(spec, PROCESSES[schedule]())
     assert len(set(methods.values())) == len(methods)
 
 
@@ -151,7 +152,7 @@ def test_a_name_of_the_field_never_hides_a_spec_that_means_something_else(benchm
         "adaptive:floor=0.5,every=20": "adaptive:floor=0.5,every=20",
     }
     with pytest.raises(SpecError, match="did you mean"):
-        build(field.chosen("min_snr")["min_snr"], DDPM.linear())
+        noisewise.recipe(field.chosen("min_snr")["min_snr"], DDPM.linear())
 
 
 def test_rows_are_collected_once_and_say_what_was_drawn_and_what_failed(benchmark, tmp_path):

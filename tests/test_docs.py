@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from noisewise import DDPM, SAMPLERS, WEIGHTINGS, AdaptiveSampler, Objective, Sampler, build
+import noisewise
+from noisewise import DDPM, SAMPLERS, WEIGHTINGS, AdaptiveSampler, Objective, Sampler
 from noisewise.samplers.adaptive import ESTIMATORS
 from noisewise.samplers.learning import Learner
 from noisewise.spec import _parameters
@@ -397,7 +398,7 @@ def test_specs_build(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     specs = [line for block in fenced(page, "spec") for line in block.split()]
     assert specs or page not in MAKERS, "a card shows at least one spec"
     for spec in specs:
-        draw = build(spec, DDPM.linear()).sampler.sample(8)
+        draw = noisewise.recipe(spec, DDPM.linear()).sampler.sample(8)
         assert draw.u.shape == (8,)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from noisewise import DDPM, EDM, SAMPLERS, VE, VP, WEIGHTINGS, Flow, Objective, build
+import noisewise
+from noisewise import DDPM, EDM, SAMPLERS, VE, VP, WEIGHTINGS, Flow, Objective
 from noisewise.integrations.diffusers import read_scheduler
 from noisewise.samplers import Table
 from noisewise.weighting import OfLogSNR
@@ -18,7 +19,7 @@ V = (torch.arange(1, 20_000) / 20_000).double()
 
 
 def of(spec, process, prediction="eps"):
-    return build(spec, process, objective=Objective(process, prediction))
+    return noisewise.recipe(spec, Objective(process, prediction))
 
 
 def weights(weighting, process, prediction):
@@ -28,7 +29,7 @@ def weights(weighting, process, prediction):
 def same_density(spec, quantile_there):
     """Whether the noise levels that the other project maps ascending uniform numbers to are those of the sampler."""
     assert spec.partition(":")[0] in PAGE
-    here = build(spec, Flow()).sampler.quantile(V.float())
+    here = noisewise.recipe(spec, Flow()).sampler.quantile(V.float())
     there = quantile_there(V)
     torch.testing.assert_close(here.sort().values.double(), there.sort().values, rtol=0, atol=2e-3)
 
@@ -135,4 +136,4 @@ def test_every_spec_on_the_page_builds():
     assert len(specs) > 15
     for spec in specs:
         filled = re.sub(r"(?<=of=)(\(\.\.\.\)|\.\.\.)", "uniform", spec).replace("...", "1")
-        build(re.sub(r"(?<==)(-?)[a-z]\b", r"\g<1>1.5", filled), Flow())
+        noisewise.recipe(re.sub(r"(?<==)(-?)[a-z]\b", r"\g<1>1.5", filled), Flow())

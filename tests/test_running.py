@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+import noisewise
 from noisewise.processes import DDPM
 from noisewise.running import RunningLoss, Skipped, even_edges
-from noisewise.spec import build
 
 
 def batches(steps=30, n=16, seed=0):
@@ -172,7 +172,7 @@ def test_skipped_survives_a_checkpoint():
 
 @pytest.mark.parametrize("name", ["adaptive", "loss_adaptive", "loss_moment", "mix:of=loss_moment"])
 def test_learning_samplers_count_and_give_up(name):
-    sampler = build(name, DDPM.linear(20)).sampler
+    sampler = noisewise.recipe(name, DDPM.linear(20)).sampler
     learner = getattr(sampler, "of", sampler)
     observe_nan(sampler, 10, share=0.25)
     assert (learner.skipped.total.item(), learner.skipped.run.item()) == (20, 10)
@@ -187,16 +187,16 @@ def test_learning_samplers_count_and_give_up(name):
 
 @pytest.mark.parametrize("name", ["adaptive", "loss_moment"])
 def test_how_many_bad_steps_is_a_setting(name):
-    sampler = build(f"{name}:max_bad_steps=3", DDPM.linear(20)).sampler
+    sampler = noisewise.recipe(f"{name}:max_bad_steps=3", DDPM.linear(20)).sampler
     observe_nan(sampler, 2)
     with pytest.raises(FloatingPointError, match="last 3 steps"):
         observe_nan(sampler, 1)
-    sampler = build(f"{name}:max_bad_steps=70", DDPM.linear(20)).sampler
+    sampler = noisewise.recipe(f"{name}:max_bad_steps=70", DDPM.linear(20)).sampler
     observe_nan(sampler, 2 * sampler.check_every - 1)
     with pytest.raises(FloatingPointError, match="last 100 steps"):  # looked at every 50 steps
         observe_nan(sampler, 1)
     with pytest.raises(ValueError, match="max_bad_steps must be >= 1, got 0"):
-        build(f"{name}:max_bad_steps=0", DDPM.linear(20))
+        noisewise.recipe(f"{name}:max_bad_steps=0", DDPM.linear(20))
 
 
 def test_a_step_of_nothing_but_nan_leaves_no_trace():

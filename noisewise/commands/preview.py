@@ -21,7 +21,8 @@ from noisewise.looking.curves_text import BLOCKS, PLAIN, common_limits, descript
 from noisewise.looking.recipe_curves import AXES, CURVES, WEIGHT_OF, Preview, preview
 from noisewise.objective import PREDICTIONS, Objective
 from noisewise.processes import PROCESSES
-from noisewise.spec import Recipe, SpecError, build, build_process, build_weighting
+from noisewise.recipes import Recipe, recipe
+from noisewise.spec import SpecError, build_process, build_weighting
 
 SCHEDULER_SETTINGS = {
     "shift": "of a flow-matching scheduler, instead of the configured one",
@@ -44,7 +45,7 @@ def main(arguments: list[str]) -> int:
     if args.out is not None and not args.out.suffix:
         raise ValueError(f"--out {args.out}: give the picture an ending, such as {args.out}.png")
     objective = read_objective(args)
-    recipes = [build(spec, objective) for spec in read_specs(args)]
+    recipes = [recipe(spec, objective) for spec in read_specs(args)]
     previews = [_preview(recipe, objective, args.weight_of) for recipe in recipes]
     notes = [not_yet(recipe.sampler, recipe.weighting) for recipe in recipes]
     heading = f"{args.scheduler}, {objective.prediction} prediction"

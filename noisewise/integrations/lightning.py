@@ -32,9 +32,9 @@ from torch import Tensor
 
 from noisewise.integrations.pending import Pending, StepSkipped, check_sampler
 from noisewise.objective import Objective
+from noisewise.recipes import Recipe
 from noisewise.samplers import Draw, LossAt, Sampler
 from noisewise.samplers.learning import Learner
-from noisewise.spec import Recipe
 from noisewise.weighting import NoWeight, Weighting
 
 PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch_lightning"}

@@ -7,8 +7,9 @@ name (`--optimizer.lr 1e-4`). The names of samplers, weightings and processes ar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from noisewise import recipes
 from noisewise.objective import LossKind, Objective, Prediction
-from noisewise.spec import build, build_process
+from noisewise.spec import build_process
 
 
 @dataclass
@@ -234,7 +235,7 @@ class Config:
                 "precision=fp16 scales the loss, which samplers that differentiate do not; use bf16 or fp32 with them"
             )
         objective = self.objective()
-        build(self.sampler, objective.process, objective=objective)
+        recipes.recipe(self.sampler, objective)
 
     def objective(self) -> Objective:
         """What is trained: the process, what the model predicts, and the loss."""

@@ -22,7 +22,6 @@ from noisewise.training import optimizer as optimization
 from noisewise.training.config import Config
 from noisewise.training.ema import EMA
 from noisewise.training.guard import Guard
-from noisewise.training.parallel import average_gradients
 from noisewise.weighting import Weighting
 
 
@@ -92,7 +91,7 @@ class Step:
 
     def apply(self, draw: Draw, losses: Tensor, blend: float | Tensor) -> None:
         """From gradients to new weights, averages (moved by the share `blend`) and statistics."""
-        average_gradients(self.weighting.parameters())
+        distributed.average_gradients(self.weighting.parameters())
         if self.scaled_optimizer is not None:
             self.accelerator.unscale_gradients(self.scaled_optimizer)
         norm = optimization.gradient_norm(self.parameters)

@@ -14,12 +14,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from noisewise import distributed
+from noisewise import distributed, recipes
 from noisewise.data import Batches
 from noisewise.feedback import preserved_buffers, seed_torch
 from noisewise.looking.monitor import Monitor, mean_density, mean_objective
 from noisewise.samplers.learning import Learner
-from noisewise.spec import build
 from noisewise.streams import stream_key
 from noisewise.training import optimizer as optimization
 from noisewise.training.checkpoint import Checkpoint, CheckpointError
@@ -73,7 +72,7 @@ class Trainer:
         usual = self.objective.process.usual_prediction
         if config.prediction == "eps" != usual:  # the default, which nobody may have chosen
             tell(f"the model predicts eps; usual for the process {config.process} is --prediction {usual}")
-        recipe = build(config.sampler, self.objective.process, objective=self.objective, seed=config.seed)
+        recipe = recipes.recipe(config.sampler, self.objective, seed=config.seed)
         self.sampler, self.weighting = recipe.sampler.to(self.device), recipe.weighting.to(self.device)
         for part in self.sampler.modules():
             if isinstance(part, Learner):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from noisewise import Flow, Objective, build
+import noisewise
+from noisewise import Flow, Objective
 from noisewise.commands.cli import main
 from noisewise.looking.curves_text import BLOCKS, COLUMNS, chart, columns, common_limits
 from noisewise.looking.recipe_curves import preview
@@ -24,7 +25,7 @@ def clean_place(tmp_path, monkeypatch):
 
 def curves_of(spec, process, prediction, weight_of="model"):
     objective = Objective(process, prediction)
-    recipe = build(spec, process, objective=objective)
+    recipe = noisewise.recipe(spec, objective)
     return preview(recipe.sampler, recipe.weighting, process, objective=objective, weight_of=weight_of, title=spec)
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from noisewise import build
+import noisewise
 from noisewise.integrations.accelerate import Accelerated
 from tests.integrations.problem import (
     BATCH,
@@ -59,7 +59,7 @@ class Trained(torch.nn.Module):
 
 def learned() -> list[str]:
     """Digests of what was trained, before and after."""
-    accelerator, recipe = Accelerator(cpu=True), build("adaptive:warmup=1,every=1+learned", OBJECTIVE)
+    accelerator, recipe = Accelerator(cpu=True), noisewise.recipe("adaptive:warmup=1,every=1+learned", OBJECTIVE)
     trained = Trained(recipe.weighting)
     before = digest(trained.weighting.state_dict())
     trained, optimizer = accelerator.prepare(trained, torch.optim.Adam(trained.parameters(), lr=1e-2))

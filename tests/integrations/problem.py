@@ -5,7 +5,8 @@ import hashlib
 import torch
 from torch import nn
 
-from noisewise import DDPM, Objective, build
+import noisewise
+from noisewise import DDPM, Objective
 
 PROCESS = DDPM.linear(100)
 OBJECTIVE = Objective(PROCESS)
@@ -22,7 +23,7 @@ SPECS = {
 
 
 def sampler_of(name):
-    return build(SPECS[name], PROCESS).sampler
+    return noisewise.recipe(SPECS[name], PROCESS).sampler
 
 
 def network():

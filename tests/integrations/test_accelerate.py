@@ -10,7 +10,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from torch.utils.data import DataLoader, TensorDataset
 
-from noisewise import DDPM, Draw, build
+import noisewise
+from noisewise import DDPM, Draw
 from noisewise.integrations.accelerate import Accelerated
 from tests.integrations.problem import (
     BATCH,
@@ -280,7 +281,7 @@ def test_losses_of_a_wrong_shape_name_the_fix(sampler, spoil, error, match):
 
 
 def test_what_is_no_bare_sampler_is_refused():
-    accelerator, recipe = Accelerator(cpu=True), build("adaptive+minsnr", DDPM.linear())
+    accelerator, recipe = Accelerator(cpu=True), noisewise.recipe("adaptive+minsnr", DDPM.linear())
     with pytest.raises(TypeError, match=r"recipe\.sampler"):
         Accelerated(accelerator, recipe)
     with pytest.raises(TypeError, match="wrapped in DataParallel"):

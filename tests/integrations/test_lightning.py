@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from noisewise import DDPM, Objective, build
+import noisewise
+from noisewise import DDPM, Objective
 from noisewise.integrations.lightning import TimestepCallback
 from tests.integrations.lightning_module import module_of, trainer_of
 from tests.integrations.problem import BATCHES, SPECS, assert_same_run, data, losses_of, plain, sampler_of
@@ -204,7 +205,7 @@ def test_validation_leaves_no_trace(lightning):
 def test_a_recipes_weighting_is_applied_and_not_shown_to_the_sampler(lightning):
     process = DDPM.linear(100)
     objective = Objective(process)
-    recipe = build("adaptive+minsnr", process, objective=objective)
+    recipe = noisewise.recipe("adaptive+minsnr", objective)
     callback = TimestepCallback(recipe, objective)
     callback._trainer = trainer_of(lightning)
     draw, losses = callback.sample(8), torch.linspace(0.5, 1.5, 8)
@@ -217,7 +218,7 @@ def test_a_recipes_weighting_is_applied_and_not_shown_to_the_sampler(lightning):
 def test_a_learned_weighting_must_be_trained(lightning):
     process = DDPM.linear(100)
     module = module_of(lightning, "adaptive")
-    module.timesteps = TimestepCallback(build("adaptive+learned", process), Objective(process))
+    module.timesteps = TimestepCallback(noisewise.recipe("adaptive+learned", process), Objective(process))
     with pytest.raises(ValueError, match=r"self\.weighting = recipe\.weighting"):
         trainer_of(lightning).fit(module)
 
