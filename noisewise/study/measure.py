@@ -11,6 +11,7 @@ from noisewise.data import Source
 from noisewise.generation.image_grid import save_grid
 from noisewise.generation.images import to_uint8
 from noisewise.generation.replay import Replay
+from noisewise.generation.run_samples import run_samples
 from noisewise.looking.validation import Validation
 from noisewise.metrics.distances import Network, choose_network, compare_images, real_statistics
 from noisewise.metrics.heldout import held_out_losses
@@ -45,7 +46,7 @@ def evaluate(
     """
     trainer, objective = run.trainer, run.trainer.objective
     held_out = held_out_of(run, check=check)
-    samples = run.generate(images, check)
+    samples = run_samples(run, images, check)
     metric, distance = distance_to_data(run, [samples], tell, check)
     more = None
     if headline is not None and metric is not None:
@@ -71,7 +72,7 @@ def continued(run: Run, samples: Tensor, count: int, check: Callable[[], None]) 
     """These samples and the ones that follow them, `count` in all, in parts that take no more memory than the first."""
     yield samples
     for first in range(len(samples), count, len(samples)):
-        yield run.generate(min(len(samples), count - first), check, first=first)
+        yield run_samples(run, min(len(samples), count - first), check, first=first)
 
 
 def held_out_of(run: Run, images: int = HELD_OUT, check: Callable[[], None] = nothing) -> Validation:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from noisewise.generation.run_samples import draw_samples
 from noisewise.study.measure import evaluate
 from noisewise.study.outcome import FAILURE, LOG, Failure, write_failure
 from noisewise.study.status import Status, forget_status
@@ -105,7 +106,7 @@ def _opened(job: Job, notes: Notes, stop: StopRequest) -> Run | None:
     end = time.monotonic() + PATIENCE
     while not stop.requested:
         try:
-            return Run(job.config, resume=True, progress=notes)
+            return Run(job.config, resume=True, progress=notes, draw=draw_samples)
         except FolderInUse:
             if time.monotonic() > end:
                 raise

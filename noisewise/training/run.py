@@ -4,7 +4,6 @@ import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from noisewise.training.trainer import Trainer
 
 AGREE_EVERY = 10  # steps between two questions to all processes whether one was asked to stop
 
+DrawSamples = Callable[["Run"], object]
+
 
 def default_folder(config: Config) -> Path:
     """runs/NAME-SAMPLER-SEED, with the sampler's spec made fit for a file name."""
@@ -37,11 +38,16 @@ class Run:
         config: all settings.
         resume: continue what is in the folder (and begin if there is nothing).
         progress: what shows the user how it goes.
+        draw: called with the run every `log.samples_every` steps and at the end, as
+            `noisewise.generation.run_samples.draw_samples`; None for no pictures.
     """
 
-    def __init__(self, config: Config, *, resume: bool = False, progress: Progress | None = None) -> None:
+    def __init__(
+        self, config: Config, *, resume: bool = False, progress: Progress | None = None, draw: DrawSamples | None = None
+    ) -> None:
         config.check()
         self.config = config
+        self.draw = draw
         self.progress = progress or Quiet()
         self.folder = RunFolder(Path(config.out) if config.out else default_folder(config))
         self.accelerator = make_accelerator(config, str(self.folder.path))
@@ -90,7 +96,7 @@ class Run:
             if row is not None:
                 self._log(row)
             if config.log.samples_every and trainer.step % config.log.samples_every == 0:
-                self.draw_samples()
+                self._draw_samples()
             if trainer.step % config.checkpoint.every == 0 and trainer.step != config.steps:
                 self.save()
             self.progress.step(trainer.step, trainer.seconds)
@@ -100,7 +106,11 @@ class Run:
             yield trainer.step
         self.save()
         if config.log.samples_every and trainer.step % config.log.samples_every:
-            self.draw_samples()
+            self._draw_samples()
+
+    def _draw_samples(self) -> None:
+        if self.draw is not None:
+            self.draw(self)
 
     def _asked(self, stop: StopRequest) -> bool:
         if distributed.world_size() == 1:
@@ -125,53 +135,12 @@ class Run:
                 checkpoint.prune(self.folder.checkpoints, self.config.checkpoint.keep, self.config.checkpoint.keep_every)
         return path
 
-    def draw_samples(self) -> Path | None:
-        """Generate samples with the averaged weights and draw them into samples/."""
-        from noisewise.generation.image_grid import save_grid
-
-        if not self.config.log.samples or not self.trainer.parts.source.image:
-            return None
-        images, path = self.generate(self.config.log.samples), self.folder.samples / f"step-{self.trainer.step:08d}.png"
-        with distributed.together():
-            if self.main:
-                save_grid(images, path)
-        return path
-
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The network as it generates and is measured: averaged weights, evaluation mode, the run's precision."""
         self.trainer.network.eval()
         with self.trainer.ema.applied(), self.accelerator.autocast():
             yield
-
-    def generate(self, count: int, check: Callable[[], None] | None = None, *, first: int = 0) -> torch.Tensor:
-        """Samples of the averaged weights, from number `first` on, made by all processes together when the model is sharded.
-
-        `check` is called after each batch, and may raise to end it.
-        """
-        from noisewise.generation.images import generate_batches
-        from noisewise.generation.replay import Replay
-        from noisewise.generation.solvers import default_solver
-
-        trainer, steps = self.trainer, self.config.log.sample_steps
-        process, parts = trainer.objective.process, trainer.parts
-        made = []
-        with self.averaged():
-            for _, samples in generate_batches(
-                Replay(trainer.call, trainer.network),
-                trainer.objective,
-                parts.source.shape,
-                range(first, first + count),
-                classes=parts.classes,
-                solver=replace(default_solver(process), steps=min(steps, process.steps or steps)),
-                seed=self.config.seed,
-                device=trainer.device,
-                clip=1.0 if parts.source.image else None,
-            ):
-                made.append(samples)
-                if check is not None:
-                    check()
-        return torch.cat(made)
 
     def forget(self) -> None:
         """A start that failed must not look like a run when it is repeated, perhaps with other settings."""
@@ -186,10 +155,10 @@ class Run:
         self.folder.end()
 
 
-def train(config: Config, *, resume: bool = False, progress: Progress | None = None) -> Path:
-    """Train to the end, or until a signal asks to stop, and return the run's folder."""
+def train(config: Config, *, resume: bool = False, progress: Progress | None = None, draw: DrawSamples | None = None) -> Path:
+    """Train to the end, or until a signal asks to stop, and return the run's folder. The arguments are those of `Run`."""
     with StopRequest() as stop:
-        run = Run(config, resume=resume, progress=progress)
+        run = Run(config, resume=resume, progress=progress, draw=draw)
         try:
             with run.progress.running(config, run.trainer.step):
                 for _ in run.advance(stop):

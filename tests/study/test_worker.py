@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from noisewise.generation.run_samples import run_samples
 from noisewise.generation.trained import load_trained
 from noisewise.metrics.heldout import held_out_losses
 from noisewise.processes import DDPM
-from noisewise.study import worker
+from noisewise.study import measure, worker
 from noisewise.study.measure import distance_to_data
 from noisewise.study.outcome import read_outcome
 from noisewise.study.worker import explained, forget_failure, is_false_start, logged, work
@@ -108,7 +109,7 @@ def test_a_headline_is_the_distance_of_more_images_at_the_end_and_changes_nothin
     assert {(found.headline, found.headline_images) for found in before} == {(None, None)}
     assert last.headline_images == 50
     run = Run(job.config, resume=True)
-    images = run.generate(50)
+    images = run_samples(run, 50)
     metric, expected = distance_to_data(run, [images], print)
     run.close()
     assert (last.metric, last.headline) == (metric, pytest.approx(expected, rel=1e-9))
@@ -120,15 +121,15 @@ def test_a_headline_is_the_distance_of_more_images_at_the_end_and_changes_nothin
 
 def test_a_headline_that_was_cut_off_is_made_again_and_the_weights_are_those_of_training(whole, tmp_path, monkeypatch):
     (job,) = jobs_in(tmp_path, [ADAPTIVE])
-    job, stop, generate = replace(job, headline=50), StopRequest(), Run.generate
+    job, stop = replace(job, headline=50), StopRequest()
 
     def asked_to_stop(run, count, check=None, *, first=0):
         if first:
             stop.name = "in the middle of the headline"
-        return generate(run, count, check, first=first)
+        return run_samples(run, count, check, first=first)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "generate", asked_to_stop)
+        patch.setattr(measure, "run_samples", asked_to_stop)
         assert work(job, stop=stop) == "stopped"
     assert [found.share for found in read_outcome(job.folder).evaluations] == [0.25, 0.5, 0.75]
     assert differing(final(job.folder), final(whole.folder)) == []  # saved as trained, not as averaged

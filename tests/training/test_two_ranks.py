@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from noisewise.generation.run_samples import draw_samples
 from noisewise.streams import stream_key
 from noisewise.training import checkpoint
 from noisewise.training.components import STEP
@@ -25,7 +26,7 @@ def both(tmp_path_factory):
     """What the two ranks have said, and where."""
     out = tmp_path_factory.mktemp("ranks")
     for parallel in PARALLEL:
-        train(replace(settings("adaptive", out / "one" / parallel), steps=4))
+        train(replace(settings("adaptive", out / "one" / parallel), steps=4), draw=draw_samples)
     return *run_ranks(WORKER, out), out
 
 

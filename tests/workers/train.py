@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from noisewise.generation.run_samples import draw_samples
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.run import Run
 from tests.training.tiny import own, tiny, trainer_of
@@ -39,7 +40,7 @@ def settings(name: str, folder: Path, **changes):
 
 def trained(config, resume: bool = False) -> dict:
     """Train, and say what this rank holds: the digest of each part, and the last row of metrics."""
-    run = Run(config, resume=resume)
+    run = Run(config, resume=resume, draw=draw_samples)
     began, rows = run.trainer.step, []
     run._log, log = (lambda row: (rows.append(row), log(row))), run._log
     for _ in run.advance():

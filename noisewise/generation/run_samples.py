@@ -1,0 +1,52 @@
+"""Samples of a run while it trains, with its averaged weights; training is not touched."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from noisewise import distributed
+from noisewise.generation.image_grid import save_grid
+from noisewise.generation.images import generate_batches
+from noisewise.generation.replay import Replay
+from noisewise.generation.solvers import default_solver
+from noisewise.training.run import Run
+
+
+def draw_samples(run: Run) -> Path | None:
+    """Generate `log.samples` samples and draw them into the run's samples/; nothing if they are no images."""
+    if not run.config.log.samples or not run.trainer.parts.source.image:
+        return None
+    images, path = run_samples(run, run.config.log.samples), run.folder.samples / f"step-{run.trainer.step:08d}.png"
+    with distributed.together():
+        if run.main:
+            save_grid(images, path)
+    return path
+
+
+def run_samples(run: Run, count: int, check: Callable[[], None] | None = None, *, first: int = 0) -> Tensor:
+    """Samples of the averaged weights, from number `first` on, made by all processes together when the model is sharded.
+
+    `check` is called after each batch, and may raise to end it.
+    """
+    trainer, steps = run.trainer, run.config.log.sample_steps
+    process, parts = trainer.objective.process, trainer.parts
+    made = []
+    with run.averaged():
+        for _, samples in generate_batches(
+            Replay(trainer.call, trainer.network),
+            trainer.objective,
+            parts.source.shape,
+            range(first, first + count),
+            classes=parts.classes,
+            solver=replace(default_solver(process), steps=min(steps, process.steps or steps)),
+            seed=run.config.seed,
+            device=trainer.device,
+            clip=1.0 if parts.source.image else None,
+        ):
+            made.append(samples)
+            if check is not None:
+                check()
+    return torch.cat(made)
