@@ -68,6 +68,7 @@ class Recipe(KeepsPrecision):
         self.objective = objective or Objective(sampler.process)
         check_same(sampler.process, self.objective.process, "the objective")
         self.spec = spec or type(sampler).__name__
+        self._probes = _any(sampler, "probes")
         self._begin()
 
     def _begin(self) -> None:
@@ -86,6 +87,8 @@ class Recipe(KeepsPrecision):
             model: only for samplers that differentiate it or look ahead.
         """
         inner = _unwrapped(optimizer)
+        if model is None and _any(self.sampler, "wants_model"):
+            raise TypeError(f"{self.spec!r} looks into the model: call recipe.attach(optimizer, model)")
         self.detach()
         self._listener = Listener(self.sampler, inner, list(self.parameters()))
         if model is not None:
@@ -139,7 +142,7 @@ class Recipe(KeepsPrecision):
 
     def weigh(self, draw: Draw, losses: Tensor, loss_at: LossAt | None = None) -> Tensor:
         """The weighted losses, one a sample, for loops that take the mean themselves; use it or `loss`, once for each draw."""
-        learns = self._check(draw, losses)
+        learns = self._check(draw, losses, loss_at)
         weighted = losses
         if not isinstance(self.weighting, NoWeight):
             weighted = self.weighting.weighted(losses, self.objective, draw.u)
@@ -155,7 +158,7 @@ class Recipe(KeepsPrecision):
         if self._listener is not None:
             self._listener.clear()
 
-    def _check(self, draw: Draw, losses: Tensor) -> bool:
+    def _check(self, draw: Draw, losses: Tensor, loss_at: LossAt | None) -> bool:
         """Whether these losses are trained on; an error that says what to write if they cannot be."""
         if not isinstance(draw, Draw):
             raise TypeError(f"the draw that recipe.sample(x0) returned comes first, then the losses; got {type(draw).__name__}")
@@ -178,6 +181,11 @@ class Recipe(KeepsPrecision):
             raise RuntimeError(
                 f"{self.spec!r} changes with the optimizer's steps and does not hear them: call recipe.attach(optimizer) once "
                 "before the loop"
+            )
+        if loss_at is None and self._probes:
+            raise TypeError(
+                f"{self.spec!r} evaluates the model at other noise levels: write recipe.loss(draw, losses, loss_at), where "
+                "loss_at(rows, u) gives losses of rows of this batch"
             )
         return True
 
@@ -287,6 +295,11 @@ class Recipe(KeepsPrecision):
         importance = "" if correction.kind == "none" else f"importance weights ({correction})"
         loss = "" if isinstance(self.weighting, NoWeight) else _named(self.weighting)
         return " x ".join(filter(None, [importance, loss])) or "1"
+
+
+def _any(sampler: Sampler, trait: str) -> bool:
+    """Whether some part of it has the trait."""
+    return any(getattr(part, trait, False) for part in sampler.modules())
 
 
 def _learners(sampler: Sampler) -> list[Learner]:

@@ -16,13 +16,15 @@ WHERE = ("after the step", "before the draw", "before the losses", "before the b
 class Loop:
     """A loop over optimizer steps; `bad` steps have an infinite loss, which a GradScaler skips."""
 
-    def __init__(self, spec, *, accumulate=1, bad=None, zero=WHERE[0], set_to_none=True, rank=0, wrap=lambda model: model):
+    def __init__(
+        self, spec, *, accumulate=1, bad=None, zero=WHERE[0], set_to_none=True, rank=0, wrap=lambda model: model, **adam
+    ):
         self.recipe = noisewise.recipe(spec, OBJECTIVE)
         torch.manual_seed(0)
         self.inner = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 2))
         self.model = wrap(self.inner)
         parameters = [*self.model.parameters(), *self.recipe.parameters()]
-        self.optimizer = torch.optim.Adam(parameters, lr=1e-2)
+        self.optimizer = torch.optim.Adam(parameters, lr=1e-2, **adam)
         self.accumulate, self.bad, self.zero, self.set_to_none = accumulate, bad or set(), zero, set_to_none
         self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=bad is not None)
         self.data = torch.Generator().manual_seed(7 + rank)

@@ -131,6 +131,8 @@ class Sampler(KeepsPrecision):
 
     constant = True  # the density never changes: no learning, no dependence on the step
     conditional = False  # the density depends on the data
+    probes = False  # it evaluates the model, so it needs loss_at
+    wants_model = False  # it differentiates the model or looks ahead, so it needs to be shown it
     has_target = False  # it learns what reduces some objective, and knows the weights of that one
     _looked = False  # at the range of a draw
     _to_enter = False  # observe() was called, and its block has not begun
