@@ -168,7 +168,8 @@ def test_another_optimizer_may_step_in_between(door):
     assert door.recipe.sampler.step == 1
 
 
-def test_a_step_that_fails_teaches_nothing(door, monkeypatch):
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_step_that_fails_teaches_nothing(door, dropped):
     one_batch(door)
     group = door.optimizer.param_groups[0]
     rate, group["lr"] = group["lr"], "fast"
@@ -176,8 +177,20 @@ def test_a_step_that_fails_teaches_nothing(door, monkeypatch):
         door.optimizer.step()
     assert (door.recipe.sampler.step, seen(door)) == (0, 0)
     group["lr"] = rate
+    if dropped:
+        door.recipe.drop()
     door.optimizer.step()
-    assert (door.recipe.sampler.step, seen(door)) == (1, 16)
+    assert (door.recipe.sampler.step, seen(door)) == ((0, 0) if dropped else (1, 16))
+
+
+def test_trial_steps_of_look_ahead_are_not_steps(monkeypatch):
+    run = Door("adaptive:estimator=lookahead,strata=3,horizon=2,budget=1,probe=32,warmup=2")
+    steps, observed, observe = [], [], run.recipe.sampler.observe
+    run.optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    monkeypatch.setattr(run.recipe.sampler, "observe", lambda *given: observed.append(1) or observe(*given))
+    run.run(6)
+    assert len(steps) > 6
+    assert len(observed) == run.recipe.sampler.step == 6
 
 
 def test_detach_stops_listening_and_attach_moves(door):
