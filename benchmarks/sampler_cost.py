@@ -23,7 +23,7 @@ from noisewise import PROCESSES
 
 SPECS = [
     "uniform",
-    "lognormal",
+    "logit_normal",
     "mode",
     "cosmap",
     "beta:a=0.6,b=2",
@@ -32,7 +32,7 @@ SPECS = [
     "speed",
     "speed:mirror=true",
     "mix:of=speed,floor=0.1",
-    "shift:of=lognormal",
+    "shift:of=logit_normal",
     "product:of=uniform,weight=minsnr",
     "curriculum:start=uniform,end=speed",
     "loss_moment",

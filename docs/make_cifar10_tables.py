@@ -57,7 +57,7 @@ def confirmation_table() -> list[str]:
 
 def headline_table() -> list[str]:
     """The same at the end of the budget, a line for each process: all seeds in a cell."""
-    specs = ("uniform", "lognormal", "minsnr:gamma=5", "adaptive")
+    specs = ("uniform", "logit_normal", "minsnr:gamma=5", "adaptive")
     shown = " | ".join(f"`{spec}`" for spec in specs)
     lines = [f"| process | {shown} | `adaptive` over `uniform` | its steps to `uniform`'s last FID |", "|---" * 7 + "|"]
     for process, name in PROCESSES.items():
@@ -119,7 +119,7 @@ SPECS = {  # column to the specs that stand for it
     "the same, `draws=independent`": (INDEPENDENT, f"{INDEPENDENT}+minsnr:gamma=5"),
     "that, `+none`": (f"{INDEPENDENT}+none",),
     "`minsnr`": ("minsnr:gamma=5",),
-    "`lognormal`": ("lognormal",),
+    "`logit_normal`": ("logit_normal",),
 }
 
 

@@ -3,7 +3,7 @@
     uniform                              a sampler
     minsnr:gamma=5                       a weighting, with the uniform sampler
     speed:k=5+change_aware               both
-    lognormal+minsnr:gamma=5             both, with a setting
+    logit_normal+minsnr:gamma=5          both, with a setting
     mix:of=(speed:k=5),floor=0.1         a sampler made of samplers, in brackets
     adaptive                             a learning sampler; this one trains Min-SNR's objective unless told otherwise
     adaptive+p2                          the same; the weighting is its target too, unless it names another; +none: no weight
@@ -21,7 +21,7 @@ from typing import Any, get_args
 
 from noisewise.objective import Objective
 from noisewise.processes import PROCESSES, Process
-from noisewise.samplers import SAMPLERS, Sampler
+from noisewise.samplers import ALIASES, SAMPLERS, Sampler
 from noisewise.samplers.learning import Learner
 from noisewise.weighting import WEIGHTINGS, NoWeight, Weighting, WeightProduct
 
@@ -116,7 +116,7 @@ def parse(spec: str) -> list[Term]:
             options[key.strip()] = value.strip()
         if not name.strip():
             raise SpecError(f"in {spec!r}: a name is missing; write it as name:key=value+name")
-        terms.append(Term(name.strip(), options))
+        terms.append(Term(ALIASES.get(name.strip(), name.strip()), options))
     return terms
 
 

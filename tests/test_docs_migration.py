@@ -43,8 +43,8 @@ def shifted(shift, quantile):
 
 
 def test_sigmoid_and_shift_sampling_of_flow_trainers():
-    same_density("lognormal:std=1.7", sigmoid_normal(1.7))
-    same_density("shift:of=(lognormal:std=1.0),shift=3.1582", shifted(3.1582, sigmoid_normal()))
+    same_density("logit_normal:std=1.7", sigmoid_normal(1.7))
+    same_density("shift:of=(logit_normal:std=1.0),shift=3.1582", shifted(3.1582, sigmoid_normal()))
     same_density("shift:of=uniform,shift=3", shifted(3.0, lambda v: v))
 
 
@@ -54,8 +54,8 @@ def test_beta_schedules_of_flow_trainers():
 
 def test_the_logit_mean_of_diffusers_changes_its_sign():
     """Scripts index a list that begins with the most noise: u there is 1 - u here."""
-    assert "`lognormal:mean=-m,std=s`" in PAGE
-    same_density("lognormal:mean=-0.7,std=1.2", lambda v: 1 - sigmoid_normal(1.2, 0.7)(v))
+    assert "`logit_normal:mean=-m,std=s`" in PAGE
+    same_density("logit_normal:mean=-0.7,std=1.2", lambda v: 1 - sigmoid_normal(1.2, 0.7)(v))
     same_density("mode:scale=1.29", lambda v: v + 1.29 * (torch.cos(math.pi * v / 2) ** 2 - 1 + v))  # and 1 - u of theirs
 
 

@@ -12,9 +12,10 @@ PACKAGE = Path(noisewise.__file__).parent
 FLOORS = [
     {"core"},
     {"samplers"},
-    {"spec"},  # names every sampler and weighting
+    {"spec", "listener"},  # names every sampler and weighting; hears the optimizer for them
+    {"recipes"},  # the front door
     {"looking"},
-    {"noisewise"},  # the front door: what `import noisewise` brings
+    {"noisewise"},  # what `import noisewise` brings
     {"integrations", "data", "models"},
     {"training"},
     {"generation"},

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import noisewise
-from noisewise import DDPM, Flow, Objective, Recipe, Uniform
+from noisewise import DDPM, EDM, VE, Draw, Flow, Objective, Recipe, Uniform
 from noisewise.listener import MOST
 from tests.loops import OBJECTIVE, WHERE, Door, Observed, assert_same
 from tests.samplers.specs import ALL_SPECS, LEARNERS, SPECS
@@ -221,6 +221,31 @@ def test_probes_run_under_the_autocast_of_the_loss():
     assert set(kinds) == {torch.bfloat16}
 
 
+# What a draw offers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("process", [DDPM.linear(), Flow(), Flow(data_at=1), EDM(), VE()], ids=repr)
+@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 3, 4, 4)])
+def test_a_draw_knows_the_coefficients_of_its_noise_levels(process, shape):
+    x0, noise = torch.randn(shape), torch.randn(shape)
+    draw = noisewise.recipe("uniform", process).sample(x0)
+    assert torch.equal(draw.alpha * x0 + draw.sigma * noise, process.add_noise(x0, noise, draw.u))
+    assert draw.log_snr.shape == draw.alpha.shape == (6, *[1] * (len(shape) - 1))
+    assert torch.equal(draw.log_snr.flatten(), process.log_snr(draw.u))
+
+
+def test_coefficients_have_the_type_of_the_data_and_log_snr_that_of_u():
+    recipe = noisewise.recipe("uniform", Flow())
+    draw = recipe.sample(torch.randn(4, 2).bfloat16())
+    assert (draw.alpha.dtype, draw.sigma.dtype, draw.log_snr.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
+    assert recipe.sample(torch.zeros(4, 2, dtype=torch.uint8)).alpha.dtype == torch.float32
+    assert recipe.sample(4).alpha.shape == (4,)
+    both = Draw.cat([recipe.sample(torch.randn(4, 2)), recipe.sample(torch.randn(3, 2))])
+    assert both.sigma.shape == (7, 1)
+    with pytest.raises(ValueError, match="knows no process"):
+        _ = Draw(draw.u, draw.time, draw.weight, draw.density).alpha
+
+
 # Validation -------------------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +295,7 @@ def test_a_recipe_that_learns_must_be_attached(spec):
         recipe.loss(draw, torch.ones(8))
 
 
-@pytest.mark.parametrize("spec", ["uniform", "lognormal+minsnr", "speed:k=5+change_aware", "uniform+learned"])
+@pytest.mark.parametrize("spec", ["uniform", "logit_normal+minsnr", "speed:k=5+change_aware", "uniform+learned"])
 def test_a_fixed_recipe_need_not_be_attached(spec):
     recipe = noisewise.recipe(spec, OBJECTIVE)
     draws = [recipe.sample(8) for _ in range(2)]
@@ -521,7 +546,7 @@ def test_repr_says_what_a_recipe_does(door):
     for part in ("adaptive:warmup=2", "DDPM", "minsnr:gamma=5", "0.35", "2 steps", "importance", "Adam"):
         assert part in text, part
     assert "step      3" in text
-    fixed = repr(noisewise.recipe("lognormal+minsnr:gamma=3+p2", OBJECTIVE))
+    fixed = repr(noisewise.recipe("logit_normal+minsnr:gamma=3+p2", OBJECTIVE))
     assert "minsnr:gamma=3+p2" in fixed
     assert "floor" not in fixed
 

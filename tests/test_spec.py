@@ -23,7 +23,7 @@ DOCUMENTED = [
     "minsnr:gamma=5",
     "speed:k=5",
     "speed:k=5+change_aware",
-    "lognormal+minsnr:gamma=5",
+    "logit_normal+minsnr:gamma=5",
     "mix:of=(speed:k=5),floor=0.1",
     "adaptive+minsnr",
     "adaptive:every=40,floor=0.1",
@@ -31,9 +31,9 @@ DOCUMENTED = [
 NEEDED = {
     "table": "file={file}",
     "mix": "of=speed",
-    "shift": "of=(lognormal:mean=1)",
+    "shift": "of=(logit_normal:mean=1)",
     "product": "of=uniform,weight=minsnr",
-    "curriculum": "start=uniform,end=(lognormal:std=2)",
+    "curriculum": "start=uniform,end=(logit_normal:std=2)",
     "switch": "first=uniform,then=(mix:of=speed),at=10",
 }
 
@@ -89,7 +89,7 @@ def test_values_have_types():
     assert noisewise.recipe("vlb:clip=none,variance=small,normalise=false", process()).weighting.clip is None
     assert noisewise.recipe("vlb:clip=2e1,variance=small", process()).weighting.clip == 20.0
     assert noisewise.recipe("vlb:normalise=False", process()).weighting.normalise is False
-    assert noisewise.recipe("lognormal:mean=-0.5", process()).sampler.mean == -0.5
+    assert noisewise.recipe("logit_normal:mean=-0.5", process()).sampler.mean == -0.5
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_numbers_with_an_exponent(text, value):
 
 @pytest.mark.parametrize(("text", "value"), [("-1e+0", -1), ("-2.5E+1", -25), ("-1e-1", -0.1)])
 def test_negative_numbers_with_an_exponent(text, value):
-    assert noisewise.recipe(f"lognormal:mean={text}+minsnr", process()).sampler.mean == value
+    assert noisewise.recipe(f"logit_normal:mean={text}+minsnr", process()).sampler.mean == value
 
 
 def test_the_types_of_settings_are_read_from_their_annotations(monkeypatch):
@@ -189,10 +189,18 @@ def test_settings_of_the_spec_go_before_common_ones():
     assert noisewise.recipe("uniform", process(), seed=1, draws="antithetic").sampler.draws == "antithetic"
 
 
+def test_an_older_name_still_means_the_same():
+    old, new = (
+        noisewise.recipe(f"mix:of=({name}:std=2),floor=0.1+minsnr", process()) for name in ("lognormal", "logit_normal")
+    )
+    assert torch.equal(old.sample(64).u, new.sample(64).u)
+    assert parse("lognormal")[0].name == "logit_normal"
+
+
 def test_order_and_spaces_do_not_matter():
     one, other = (
-        noisewise.recipe("lognormal:std=2+minsnr", process()),
-        noisewise.recipe(" minsnr + lognormal : std = 2 ", process()),
+        noisewise.recipe("logit_normal:std=2+minsnr", process()),
+        noisewise.recipe(" minsnr + logit_normal : std = 2 ", process()),
     )
     assert isinstance(other.sampler, LogitNormal)
     assert one.sampler.std == other.sampler.std == 2
@@ -217,7 +225,7 @@ def test_a_learned_weight_acts_last_wherever_it_is_named(spec):
 
 
 def test_nesting():
-    recipe = noisewise.recipe("switch:first=(mix:of=(speed:k=3),floor=0.25),then=(lognormal:mean=1),at=5+minsnr", process())
+    recipe = noisewise.recipe("switch:first=(mix:of=(speed:k=3),floor=0.25),then=(logit_normal:mean=1),at=5+minsnr", process())
     sampler = recipe.sampler
     assert isinstance(sampler, Switch)
     assert isinstance(sampler.first, Mix)
@@ -243,8 +251,8 @@ def test_product_knows_the_prediction():
 @pytest.mark.parametrize(
     ("spec", "correction"),
     [
-        ("product:of=(lognormal:correction=clipped(5)),weight=minsnr", "clipped(5)"),
-        ("product:of=(lognormal:correction=unbiased),weight=minsnr,correction=none", "none"),
+        ("product:of=(logit_normal:correction=clipped(5)),weight=minsnr", "clipped(5)"),
+        ("product:of=(logit_normal:correction=unbiased),weight=minsnr,correction=none", "none"),
         ("product:of=uniform,weight=minsnr", "none"),
     ],
 )
@@ -262,8 +270,8 @@ def test_some_samplers_take_fixed_densities_only(combinator, name):
 def test_a_curriculum_of_two_learning_parts_is_refused():
     with pytest.raises(ValueError, match="only one of a curriculum's two parts may change"):
         noisewise.recipe("curriculum:start=adaptive,end=loss_moment,correction=unbiased", process())
-    noisewise.recipe("curriculum:start=adaptive,end=lognormal,correction=unbiased", process())
-    noisewise.recipe("curriculum:start=lognormal,end=adaptive,correction=unbiased", process())
+    noisewise.recipe("curriculum:start=adaptive,end=logit_normal,correction=unbiased", process())
+    noisewise.recipe("curriculum:start=logit_normal,end=adaptive,correction=unbiased", process())
 
 
 def train(sampler, steps, loss_of=lambda u: 1 + 5 * u):
@@ -401,7 +409,7 @@ def test_a_learning_sampler_inside_another_gets_target_and_prediction(spec):
     ("spec", "message"),
     [
         ("unifrom", r"unknown sampler or weighting 'unifrom': did you mean 'uniform'\?"),
-        ("lognormal+minsrn", r"did you mean 'minsnr'\?"),
+        ("logit_normal+minsrn", r"did you mean 'minsnr'\?"),
         ("zzzzzz", r"unknown sampler or weighting 'zzzzzz'\. Known: adaptive"),
         ("speed:kk=5", r"unknown setting of speed 'kk': did you mean 'k'\?"),
         ("minsnr:gama=5", r"unknown setting of minsnr 'gama': did you mean 'gamma'\?"),
@@ -414,7 +422,7 @@ def test_a_learning_sampler_inside_another_gets_target_and_prediction(spec):
         ("speed:k=5,k=6", "k is given twice"),
         ("mix:of=(speed,floor=0.1", "brackets do not match"),
         ("mix:of=speed),floor=0.1", "brackets do not match"),
-        ("speed+lognormal", "names two samplers, speed and lognormal; use mix, switch or product"),
+        ("speed+logit_normal", "names two samplers, speed and logit_normal; use mix, switch or product"),
         ("mix:floor=0.1", "mix needs of, as in mix:of="),
         ("switch:first=uniform", "switch needs then, at"),
         ("product:of=uniform", "product needs weight"),
@@ -609,7 +617,7 @@ def test_a_list_is_split_into_the_specs_it_was_made_of(several):
 
 
 def test_a_recipe_taken_for_its_sampler_says_what_to_write():
-    recipe = noisewise.recipe("lognormal+minsnr:gamma=5", DDPM.linear())
+    recipe = noisewise.recipe("logit_normal+minsnr:gamma=5", DDPM.linear())
     with pytest.raises(AttributeError, match=r"write recipe\.sampler\.density$"):
         recipe.density(torch.ones(1))
     with pytest.raises(AttributeError, match=r"write recipe\.weighting\.weighted$"):

@@ -178,7 +178,7 @@ def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
         says.append(f"one of {len(comparison.outcomes)} runs is shown for each sampler and process, {len(chosen)} in all")
     else:
         process = build_process(options.process)
-        specs = split_specs("uniform,minsnr,speed,lognormal" if options.samplers is None else options.samplers)
+        specs = split_specs("uniform,minsnr,speed,logit_normal" if options.samplers is None else options.samplers)
         histories = [of_spec(spec, process) for spec in specs]
         learning = [spec for spec in specs if not recipes.recipe(spec, process).sampler.constant]
         if learning:

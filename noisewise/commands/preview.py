@@ -1,7 +1,7 @@
 """noisewise preview: what a recipe trains on, before any GPU is rented.
 
-noisewise preview --scheduler linear --sampler lognormal --weighting minsnr:gamma=5 --out preview.png
-noisewise preview --scheduler my-pipeline/ --sampler uniform --compare lognormal "adaptive+minsnr"
+noisewise preview --scheduler linear --sampler logit_normal --weighting minsnr:gamma=5 --out preview.png
+noisewise preview --scheduler my-pipeline/ --sampler uniform --compare logit_normal "adaptive+minsnr"
 """
 
 import argparse

@@ -141,7 +141,7 @@ class Config:
         loss: mse, l1 or huber.
         huber_delta: where Huber turns from quadratic to linear.
         sigma_data: the standard deviation of the data, for the edm prediction.
-        sampler: how timesteps are drawn and losses weighted, as in "lognormal+minsnr".
+        sampler: how timesteps are drawn and losses weighted, as in "logit_normal+minsnr".
         steps: optimizer steps.
         seconds: end after so much time in training steps, if that comes first; null for no limit.
         batch: samples in one optimizer step, over all processes and accumulated micro-batches.

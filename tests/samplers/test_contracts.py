@@ -98,7 +98,7 @@ def test_weights_have_mean_one_and_unbiased_ones_recover_uniform(spec, process, 
 
 
 @pytest.mark.parametrize("draws", ["stratified", "antithetic"])
-@pytest.mark.parametrize("spec", ["uniform", "lognormal", "speed:tau=700,mirror=true", "mix:of=(beta:a=0.3,b=5),floor=0.2"])
+@pytest.mark.parametrize("spec", ["uniform", "logit_normal", "speed:tau=700,mirror=true", "mix:of=(beta:a=0.3,b=5),floor=0.2"])
 def test_paired_draws_keep_the_marginal_of_every_position(spec, draws):
     sampler = noisewise.recipe(spec, DDPM.linear(), draws=draws).sampler
     batches = torch.stack([sampler.sample(7).u for _ in range(3000)])
@@ -120,7 +120,7 @@ def test_the_adaptive_sampler_draws_in_strata_and_so_does_what_is_made_of_it():
         assert sorted((u * 64).long().tolist()) == list(range(64))
     assert noisewise.recipe("mix:of=adaptive,floor=0.5", process).sampler.draws == "stratified"
     assert noisewise.recipe("mix:of=adaptive,draws=independent", process).sampler.draws == "independent"
-    for spec in ("loss_adaptive", "paper_cifar10", "mix:of=lognormal"):
+    for spec in ("loss_adaptive", "paper_cifar10", "mix:of=logit_normal"):
         assert noisewise.recipe(spec, process).sampler.draws == "independent"
 
 
@@ -360,7 +360,7 @@ def test_a_forgotten_observe_is_noticed():
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("spec", ["uniform:draws=stratified", "adaptive", "lognormal:correction=clipped(5)"])
+@pytest.mark.parametrize("spec", ["uniform:draws=stratified", "adaptive", "logit_normal:correction=clipped(5)"])
 def test_draws_do_not_depend_on_the_default_type(spec, kind):
     """Lightning's bf16-true sets it during training_step."""
     expected = noisewise.recipe(spec, Objective(DDPM.linear())).sampler.sample(16)

@@ -187,7 +187,7 @@ def test_a_process_that_is_made_twice_is_one(default):
 
 
 @pytest.mark.parametrize(
-    "spec", ["lognormal:mean=nan", "lognormal:mean=inf", "lognormal:std=inf", "shift:of=uniform,shift=inf"]
+    "spec", ["logit_normal:mean=nan", "logit_normal:mean=inf", "logit_normal:std=inf", "shift:of=uniform,shift=inf"]
 )
 def test_settings_must_be_finite(spec):
     with pytest.raises(ValueError, match="finite"):

@@ -171,7 +171,7 @@ def test_timesteps_without_mass_are_never_drawn():
 
 def test_product_corrects_and_draws_as_what_it_is_made_of():
     sampler = noisewise.recipe(
-        "product:of=(lognormal:draws=stratified,correction=unbiased),weight=minsnr", DDPM.linear()
+        "product:of=(logit_normal:draws=stratified,correction=unbiased),weight=minsnr", DDPM.linear()
     ).sampler
     assert (sampler.draws, str(sampler.correction)) == ("stratified", "unbiased")
 

@@ -95,7 +95,7 @@ def test_without_an_objective_the_usual_prediction_of_the_process_is_meant():
         assert AdaptiveSampler(process).objective == Objective(process, prediction)
 
 
-@pytest.mark.parametrize("spec", ["uniform", "lognormal", "mix:of=lognormal"])
+@pytest.mark.parametrize("spec", ["uniform", "logit_normal", "mix:of=logit_normal"])
 def test_a_sampler_that_does_not_learn_has_no_target(spec):
     with pytest.raises(ValueError, match="has no target"):
         noisewise.recipe(spec, DDPM.linear(), correction="target")

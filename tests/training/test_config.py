@@ -38,7 +38,7 @@ OTHER = {  # for each setting, a value that it has neither by default nor in the
     "loss": "l1",
     "huber_delta": 0.25,
     "sigma_data": 0.75,
-    "sampler": "lognormal+minsnr:gamma=3",
+    "sampler": "logit_normal+minsnr:gamma=3",
     "steps": 11,
     "seconds": 1.5,
     "batch": 12,

@@ -1,8 +1,8 @@
 """Replacements for functions of `diffusers.training_utils`: the same arguments, the same values, finite at the ends.
 
 They also take noisewise's spec strings. Scripts pass one `weighting_scheme` to two functions, which fits: of
-"lognormal:mean=0.5+cosmap_weight" the first draws by the sampler and the second weights by the weighting. A name that diffusers
-knows keeps its meaning there ("cosmap" is a weight).
+"logit_normal:mean=0.5+cosmap_weight" the first draws by the sampler and the second weights by the weighting. A name that
+diffusers knows keeps its meaning there ("cosmap" is a weight).
 """
 
 import math
@@ -95,8 +95,8 @@ def compute_density_for_timestep_sampling(
     """Draw u in [0, 1) for `noise_scheduler.timesteps[(u * num_train_timesteps).long()]`: here **u = 0 is the most noise**.
 
     Args:
-        weighting_scheme: a name of diffusers, which draws the same numbers as there; or a spec such as "lognormal:mean=0.5" or
-            "beta:a=2,b=1", whose u is turned round for this list. A sampler that learns needs the loop and is an error.
+        weighting_scheme: a name of diffusers, which draws the same numbers as there; or a spec such as "logit_normal:mean=0.5"
+            or "beta:a=2,b=1", whose u is turned round for this list. A sampler that learns needs the loop and is an error.
         batch_size: how many.
         logit_mean: of "logit_normal"; 0 if absent, as in the scripts.
         logit_std: of "logit_normal"; 1 if absent.
@@ -124,9 +124,9 @@ def compute_loss_weighting_for_sd3(weighting_scheme: str, sigmas: Tensor | None 
     """The weight of the flow loss (noise - x0) at each sigma, float32, in the shape of `sigmas`.
 
     Args:
-        weighting_scheme: a name of diffusers, or a spec such as "minsnr:gamma=5" or "lognormal+debiased". A spec's weight is of
-            the flow loss; scripts with `precondition_outputs` compute the x0-loss, which is sigma^2 times that. A sampler that
-            `compute_density_for_timestep_sampling` cannot draw, such as one that learns, is an error here too.
+        weighting_scheme: a name of diffusers, or a spec such as "minsnr:gamma=5" or "logit_normal+debiased". A spec's weight
+            is of the flow loss; scripts with `precondition_outputs` compute the x0-loss, which is sigma^2 times that. A
+            sampler that `compute_density_for_timestep_sampling` cannot draw, such as one that learns, is an error here too.
         sigmas: noise levels in [0, 1] of any shape and floating type.
     """
     if not isinstance(sigmas, Tensor) or not sigmas.is_floating_point():
