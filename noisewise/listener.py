@@ -81,8 +81,6 @@ class Listener:
     def hand(self, draw: Draw, losses: Tensor, loss_at: LossAt | None, weighted: Tensor) -> None:
         """Keep the losses of a draw until the step; `weighted` is what the backward pass goes through."""
         self.waiting = False
-        for one in self.pending:
-            one.loss_at = None  # only the last batch is ever evaluated again
         handed = Handed(draw, losses.detach().float(), loss_at and _as_now(loss_at, draw.u.device.type))
         if weighted.requires_grad:
             weighted.register_hook(partial(self._backward_begins, handed))
@@ -101,6 +99,8 @@ class Listener:
     def _backward_ends(self) -> None:
         for one in self.pending:
             one.done = one.begun
+        for one in [one for one in self.pending if one.done][:-1]:
+            one.loss_at = None  # only the last batch is ever evaluated again
         distributed.average_gradients(self.parameters)
         self._witness = next(self._with_gradients(), None)
         if self._witness is not None and self._witness.grad is not None:

@@ -36,9 +36,12 @@ def check_per_sample(losses: Any, u: Tensor) -> None:
     """An error unless there is one loss for each u."""
     if not isinstance(losses, Tensor) or losses.shape != u.shape:
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(
-            f"losses must be one a sample, {tuple(u.shape)}, got {got}: average over a sample's elements but not over the batch"
-        )
+        fixes = {
+            0: "this is the mean over the batch; take the losses before it, with reduction='none' or Objective.losses",
+            1: "they belong to another batch or to a part of this one",
+        }
+        fix = fixes.get(getattr(losses, "ndim", 2), "write losses.flatten(1).mean(1), over a sample's elements, not the batch")
+        raise ValueError(f"losses must be one a sample, {tuple(u.shape)}, got {got}: {fix}")
 
 
 def even_edges(bins: int) -> Tensor:
