@@ -37,18 +37,14 @@ def train(spec: str, steps: int = 600, batch: int = 128) -> tuple[Tensor, Tensor
     model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     recipe = noisewise.recipe(spec, objective)
+    recipe.attach(optimizer)
     for _ in range(steps):
         x0, label = data(batch)
         label = torch.where(torch.rand(batch) < 0.1, NO_LABEL, label)
-
-        def loss_at(rows: Tensor | slice, u: Tensor, x0: Tensor = x0, label: Tensor = label) -> Tensor:
-            return objective.losses(model, x0[rows], u, label=label[rows])
-
-        draw = recipe.sampler.sample(x0)
-        losses = loss_at(slice(None), draw.u)
-        (draw.weight * recipe.weighting.weighted(losses, objective, draw.u)).mean().backward()
-        with recipe.sampler.observe(draw, losses.detach(), loss_at):  # unweighted: the sampler knows the weighting
-            optimizer.step()
+        draw = recipe.sample(x0)
+        losses = objective.losses(model, x0, draw.u, label=label)
+        recipe.loss(draw, losses).backward()  # which applies the weighting
+        optimizer.step()
         optimizer.zero_grad()
 
     torch.manual_seed(1)

@@ -40,6 +40,7 @@ def train(spec: str, steps: int = 600, batch: int = 256) -> tuple[float, float]:
     recipe = noisewise.recipe(spec, process)
     network = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    recipe.attach(optimizer)
 
     def model(x: Tensor, time: Tensor) -> Tensor:
         return network(torch.cat([x, time[:, None] / 100], 1))
@@ -54,12 +55,10 @@ def train(spec: str, steps: int = 600, batch: int = 256) -> tuple[float, float]:
     before = test_loss()
     for _ in range(steps):
         x0 = data(batch)
-        draw = recipe.sampler.sample(x0)
-        losses = objective.losses(model, x0, draw.u)
+        draw = recipe.sample(x0)
         optimizer.zero_grad()
-        (draw.weight * recipe.weighting.weighted(losses, objective, draw.u)).mean().backward()
-        with recipe.sampler.observe(draw, losses.detach()):
-            optimizer.step()
+        recipe.loss(draw, objective.losses(model, x0, draw.u)).backward()
+        optimizer.step()
     return before, test_loss()
 
 

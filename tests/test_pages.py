@@ -126,14 +126,17 @@ def test_every_spec_on_the_page_on_migration_builds() -> None:
 
 LOOP = """
 import torch
-from noisewise import DDPM, AdaptiveSampler, Objective
+import noisewise
+from noisewise import DDPM, Objective
 
 network = torch.nn.Linear(3, 3)
 model = lambda x, time: network(x)
 optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
 loader = micro_batches = torch.randn(5, 8, 3).unbind()
-sampler = AdaptiveSampler(DDPM.linear())
-losses_of = lambda x0, u: Objective(sampler.process).losses(model, x0, u)
+objective = Objective(DDPM.linear())
+recipe = noisewise.recipe("adaptive", objective)
+recipe.attach(optimizer)
+losses_of = lambda x0, u: objective.losses(model, x0, u)
 loss_at = lambda rows, u: losses_of(x0[rows], u)
 """
 TAKEN_FOR_GRANTED = {"docs/distributed.md": LOOP}
