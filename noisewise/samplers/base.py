@@ -1,13 +1,8 @@
 """The interface every timestep sampler has, and all that they share.
 
 A sampler is a density q(u) on [0, 1], the quantile of the process's own training density (u = 0: least noise), given by its
-inverse CDF. The loop is always the same:
-
-    draw = sampler.sample(x0)
-    losses = loss_at(slice(None), draw.u)
-    (draw.weight * losses).mean().backward()
-    with sampler.observe(draw, losses.detach(), loss_at):
-        optimizer.step()
+inverse CDF. `sample` draws, `observe` is the block around an optimizer step that a learning sampler learns from. Training loops
+reach both through a recipe (recipes.py).
 """
 
 import warnings
@@ -211,8 +206,8 @@ class Sampler(KeepsPrecision):
         self.micro += 1
         if self.micro == FORGOTTEN and not self.constant:
             warnings.warn(
-                f"{FORGOTTEN} batches were drawn from {type(self).__name__} and none was observed, so it cannot learn: put "
-                "`with sampler.observe(draw, losses.detach()):` around optimizer.step()",
+                f"{FORGOTTEN} batches were drawn from {type(self).__name__} and none was observed, so it cannot learn: "
+                "attach its recipe to the optimizer, or put `with sampler.observe(draw, losses):` around the step",
                 RuntimeWarning,
                 stacklevel=2,
             )
