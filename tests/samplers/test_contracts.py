@@ -347,7 +347,7 @@ def test_a_forgotten_observe_is_noticed():
     sampler = noisewise.recipe("adaptive", DDPM.linear()).sampler
     for _ in range(999):
         sampler.sample(2)
-    with pytest.warns(RuntimeWarning, match=r"none was observed, so it cannot learn: put `with sampler.observe"):
+    with pytest.warns(RuntimeWarning, match=r"none was observed, so it cannot learn: attach its recipe"):
         sampler.sample(2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
