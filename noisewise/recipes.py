@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
+from noisewise.levels import check_per_sample
 from noisewise.listener import Listener
 from noisewise.objective import Objective
 from noisewise.processes import Process, check_same
-from noisewise.running import KeepsPrecision, check_per_sample
+from noisewise.running import KeepsPrecision
 from noisewise.samplers import AdaptiveSampler, Draw, LossAt, Sampler
 from noisewise.samplers.learning import Learner, split_objective
 from noisewise.spec import build_parts
