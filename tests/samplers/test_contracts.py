@@ -17,6 +17,7 @@ from safetensors.torch import save as safetensors_save
 from scipy import stats
 from torch import nn
 
+import noisewise
 from noisewise import DDPM, PROCESSES, SAMPLERS, Objective, Sampler
 from noisewise.samplers.correction import Correction
 from tests.samplers.specs import ALL_SPECS, CORRECTIONS, LEARNERS, SPECS
