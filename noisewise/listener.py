@@ -5,6 +5,7 @@ skips fires no hook and looks like accumulation, until the gradients are zeroed:
 whose gradients are gone are forgotten.
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Listener:
 
     def __init__(self, sampler: Sampler, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
         self.sampler, self.optimizer, self.parameters = sampler, optimizer, parameters
+        self._unseen = parameters  # groups may still be added before the first step
         self.block: AbstractContextManager[None] | None = None
         self.learning = False  # steps made meanwhile are trials of the sampler
         self.clear()
@@ -155,6 +157,7 @@ class Listener:
     def _open(self) -> None:
         """Begin the sampler's block: gradients are complete, no parameter has changed."""
         trained = [one for one in self.pending if one.done]
+        self._look_for_parameters()
         if not trained:
             self._check_forgotten()
         elif not self._overflowed():
@@ -164,6 +167,18 @@ class Listener:
             self.block = block
             return
         self.clear()
+
+    def _look_for_parameters(self) -> None:
+        """Warn, once, of a learned weighting that this optimizer does not train."""
+        own = {id(one) for group in self.optimizer.param_groups for one in group["params"]} if self._unseen else set()
+        if any(id(one) not in own for one in self._unseen):
+            warnings.warn(
+                f"{type(self.optimizer).__name__} does not train the weighting, which learns: hand it the parameters, as in "
+                "Adam([*model.parameters(), *recipe.parameters()])",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        self._unseen = []
 
     def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """End the sampler's block: it learns."""

@@ -372,6 +372,18 @@ def test_observe_without_with_is_noticed_at_the_next_draw():
     assert sampler.sample(4).u.shape == (4,)
 
 
+def test_a_learned_weighting_that_is_not_trained_is_noticed_once():
+    run = Door("adaptive+learned")
+    run.optimizer = torch.optim.Adam(run.model.parameters(), lr=1e-2)
+    run.recipe.attach(run.optimizer)
+    with pytest.warns(RuntimeWarning, match=r"\*recipe\.parameters\(\)"):
+        run.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.step()
+        Door("adaptive+learned").step()
+
+
 def test_what_cannot_be_heard_is_refused(door):
     class Engine:
         """As DeepSpeed's: its optimizer is none of torch's."""
@@ -570,3 +582,29 @@ def test_two_ranks(tmp_path):
         assert runs["door"] != second["runs"][name]["door"], name  # other draws
     assert first["learned"] == second["learned"]
     assert first["learned"]["before"] != first["learned"]["after"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("spec", ["uniform", "logit_normal+minsnr", "adaptive", "adaptive+p2", "loss_moment"])
+def test_no_host_synchronisation_between_updates(spec, accumulate):
+    recipe, model = noisewise.recipe(spec, OBJECTIVE), nn.Linear(1, 1).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    recipe.attach(optimizer)
+    x0 = torch.randn(64, 3, 8, 8, device="cuda")
+
+    def step():
+        for _ in range(accumulate):
+            draw = recipe.sample(x0)
+            recipe.loss(draw, model(draw.u[:, None]).squeeze(1) ** 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(2):  # place tables
+        step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
