@@ -11,6 +11,7 @@ process draws where nothing is left of the data (log SNR of minus infinity), whi
 """
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from noisewise.analysis.densities import History, median, no_signal, of_runs, of_spec, one_seed_each, over_log_snr, smooth
-from noisewise.analysis.draw import COLOURS
 from noisewise.analysis.output import Analysis
+from noisewise.looking.palette import COLOURS, GREY
 from noisewise.report.figures import folded
 from noisewise.report.heat import colour_table, scale_texts
 from noisewise.spec import build, build_process, split_specs
@@ -140,9 +141,8 @@ def _log_snr_axis(axis: Any) -> None:
 
 def _colours(histories: Sequence[History]) -> list[str]:
     """Grey for plain uniform, and a colour for each of the others."""
-    *colours, grey = COLOURS
-    others = iter(colours * len(histories))
-    return [grey if history.label.partition(",")[0] == "uniform" else next(others) for history in histories]
+    others = itertools.cycle(COLOURS)
+    return [GREY if history.label.partition(",")[0] == "uniform" else next(others) for history in histories]
 
 
 # The command ----------------------------------------------------------------------------------------------------------

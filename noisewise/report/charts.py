@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from noisewise.report.palette import Method, moments_named
+from noisewise.looking.palette import Method, moments_named
 from noisewise.report.subject import Subject
 from noisewise.study.outcome import Evaluation, Outcome
 from noisewise.study.summary import judged, metric_label

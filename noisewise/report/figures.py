@@ -11,10 +11,10 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
+from noisewise.looking.palette import Method
 from noisewise.report.axis import Axis, tick_text
 from noisewise.report.charts import Chart, loss_charts, quality_charts, training_charts
 from noisewise.report.heat import HeatMap, Panel, colour_table, heat_map, log_snr_ticks, scale_texts
-from noisewise.report.palette import Method
 from noisewise.report.subject import Subject, read_subject
 from noisewise.report.svg import FEW, axes_of
 from noisewise.report.thumbnails import Picture, corner, pictures_of, read_pixels
@@ -125,8 +125,7 @@ def draw_chart(axes: Any, chart: Chart) -> None:
 
 def look(method: Method) -> dict[str, Any]:
     """Colour and dashes of a method, in matplotlib's words."""
-    dashes = [float(length) for length in method.dash.split()]
-    return {"color": method.colour, "linewidth": 1.4, "linestyle": (0, dashes) if dashes else "solid"}
+    return {"color": method.colour, "linewidth": 1.4, "linestyle": (0, method.dash) if method.dash else "solid"}
 
 
 def folded(name: str, width: int = 24) -> str:

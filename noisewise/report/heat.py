@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from noisewise.looking.palette import Method
 from noisewise.report.axis import Axis, tick_text
 from noisewise.report.marks import stroke, words
-from noisewise.report.palette import Method
 from noisewise.report.subject import Subject
 from noisewise.spec import build_process
 

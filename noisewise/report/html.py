@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from noisewise.looking.palette import Method
 from noisewise.report.charts import Chart
-from noisewise.report.palette import Method
 from noisewise.report.subject import Subject
 from noisewise.report.svg import draw, hover_data, swatch
 

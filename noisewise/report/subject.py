@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from noisewise.report.palette import Method, methods_named
+from noisewise.looking.palette import Method, methods_named
 from noisewise.study.outcome import PLAN, Comparison, Outcome, Plan, read_comparison, read_outcome
 from noisewise.study.reading import objects
 

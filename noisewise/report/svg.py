@@ -4,10 +4,10 @@ import json
 from html import escape
 from typing import Any
 
+from noisewise.looking.palette import Method
 from noisewise.report.axis import Axis, axis_around, tick_text
 from noisewise.report.charts import Chart, Line
 from noisewise.report.marks import stroke, words
-from noisewise.report.palette import Method
 
 WIDTH, HEIGHT = 420, 284
 LEFT, RIGHT, TOP, BOTTOM = 52, 20, 30, 44
@@ -61,11 +61,16 @@ def colour(method: Method) -> str:
     return "var(--baseline)" if method.index == 0 else method.colour
 
 
+def dashes(method: Method) -> str:
+    """As SVG."""
+    return " ".join(f"{length:g}" for length in method.dash)
+
+
 def swatch(method: Method) -> str:
     """A short piece of the method's line."""
     return (
         f'<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true"><line x1="1" y1="5" x2="25" y2="5" '
-        f'style="stroke:{colour(method)}" stroke-dasharray="{method.dash}"/></svg>'
+        f'style="stroke:{colour(method)}" stroke-dasharray="{dashes(method)}"/></svg>'
     )
 
 
@@ -99,7 +104,7 @@ def _band(line: Line, x: Axis, y: Axis) -> str:
 def _curve(line: Line, x: Axis, y: Axis) -> str:
     places = [(x.at(point.x), y.at(point.y)) for point in line.points]
     drawn = (
-        f'<path class="line" style="stroke:{colour(line.method)}" stroke-dasharray="{line.method.dash}" '
+        f'<path class="line" style="stroke:{colour(line.method)}" stroke-dasharray="{dashes(line.method)}" '
         f'd="M{"L".join(_place(*place) for place in places)}"/>'
     )
     if len(places) > FEW:

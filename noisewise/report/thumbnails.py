@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from noisewise.looking.palette import Method
 from noisewise.report.charts import thinned
-from noisewise.report.palette import Method
 from noisewise.report.subject import Subject
 from noisewise.study.outcome import Evaluation, Outcome
 from noisewise.study.summary import judged

@@ -15,12 +15,12 @@ from matplotlib.text import Text
 from PIL import Image
 
 from noisewise.generation.image_grid import grid
+from noisewise.looking.palette import COLOURS, GREY, methods_named
 from noisewise.report import write_figures, write_report
 from noisewise.report.axis import Axis, axis_around, number, round_step, tick_text
 from noisewise.report.charts import Chart, Line, Point, loss_charts, quality_charts, thinned, training_charts
 from noisewise.report.figures import STYLE, all_figures, draw_chart, folded
 from noisewise.report.heat import as_png, colour_table, heat_map, indices, log_snr_of, log_snr_ticks, regular, scale_texts
-from noisewise.report.palette import BASELINE, COLOURS, methods_named
 from noisewise.report.subject import Subject, read_subject
 from noisewise.report.svg import axes_of, draw, hover_data
 from noisewise.report.thumbnails import Picture, corner, encoded, read_pixels
@@ -117,7 +117,7 @@ def test_twelve_methods_all_look_different_and_the_baseline_is_grey():
     made = methods_named([f"method {i}" for i in range(12)])
     looks = [(method.colour, method.dash) for method in made.values()]
     assert len(set(looks)) == 12
-    assert looks[0] == (BASELINE, "")
+    assert looks[0] == (GREY, ())
     assert [colour for colour, _ in looks[1:7]] == list(COLOURS)
 
 
