@@ -10,6 +10,7 @@ The picture of the report needs Playwright and a Chromium.
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -70,12 +71,11 @@ def draw_demo(subject: Subject) -> Figure:
     panel = heat.panels[-1]
     image = draw_density(lower[0], panel, "draws", heat.reach)
     lower[0].set(xlabel="noise level u (0: least noise)", xticks=[0, 0.5, 1], ylabel="training step")
-    lower[0].set(title=f"What {panel.method.name} draws, times uniform")
+    lower[0].set_title(f"What {panel.method.name} draws, times uniform", loc="left")
     add_scale(figure, image, heat.reach, ax=lower[0], pad=0.02)
-    draw_chart(lower[1], quality_charts(subject, process)[1], "Distance of samples to the data")
-    draw_chart(lower[2], loss_charts(subject, process)[1], "Held-out loss over uniform's")
-    lower[1].set(ylabel="digits-frechet (lower: better)")
-    lower[2].set(ylabel="below 1: better", xlabel="noise level u (0: least noise)")
+    quality, loss = quality_charts(subject, process)[1], loss_charts(subject, process)[1]
+    draw_chart(lower[1], quality, "Distance of samples to the data")
+    draw_chart(lower[2], replace(loss, x="noise level u (0: least noise)", y="below 1: better"), "Held-out loss over uniform's")
     lower[1].legend([legend_line(method) for method in methods], [method.name for method in methods], fontsize=7)
     return figure
 

@@ -10,6 +10,7 @@ import matplotlib as mpl
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 
 from noisewise.looking.palette import AROUND_UNIFORM, Method
 from noisewise.report.charts import Chart, Line, loss_charts, quality_charts, training_charts
@@ -133,8 +134,8 @@ def draw_chart(axes: Any, chart: Chart, title: str = "") -> None:
     _fit(axes, chart)
     axes.grid(axis="y", clip_on=False)
     axes.set_xlabel(chart.x)
-    label_above(axes, chart.y, EDGE, 1.085)
-    axes.set_title(title, loc="left", x=EDGE, pad=21)
+    label_above(axes, chart.y, EDGE, 12.5)
+    axes.set_title(title, loc="left", x=EDGE, pad=23)
 
 
 def _curve(axes: Any, line: Line) -> Any:
@@ -193,10 +194,15 @@ def tick_text(value: float) -> str:
     return power if float(mantissa) == 1 else f"{float(mantissa):g}·{power}"
 
 
-def label_above(axes: Any, text: str, x: float, y: float) -> None:
+def label_above(axes: Any, text: str, x: float, points: float) -> None:
     """What goes up, written above the numbers, where it can be read without turning the head."""
     axes.set_ylabel(text, rotation=0, ha="left", va="baseline")
-    axes.yaxis.set_label_coords(x, y)
+    axes.yaxis.set_label_coords(x, 1, transform=axes.transAxes + _up(axes, points))
+
+
+def _up(axes: Any, points: float) -> Any:
+    """A way up of a fixed length."""
+    return ScaledTranslation(0, points / 72, axes.figure.dpi_scale_trans)
 
 
 def look(method: Method) -> dict[str, Any]:
@@ -220,7 +226,7 @@ def panel_rows(heat: HeatMap, view: str) -> Figure:
     every = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     for i, (axes, panel) in enumerate(zip(every, heat.panels, strict=False)):
         draw_panel(axes, panel, heat, [view])
-        axes.set_title(folded(panel.method.name), color=panel.method.colour, pad=26)
+        axes.set_title(folded(panel.method.name), color=panel.method.colour, pad=31)
         if i % columns:
             axes.set_ylabel("")
     for axes in every[len(heat.panels) :]:
@@ -237,11 +243,11 @@ def draw_panel(axes: Any, panel: Panel, heat: HeatMap, views: Sequence[str]) -> 
     axes.set(ylim=(0, heat.end), xlabel="noise level u (0: least noise)")
     round_numbers(axes.xaxis, 5)
     round_numbers(axes.yaxis, 5)
-    label_above(axes, "step", -0.2, 1.16)
-    above = axes.get_xaxis_transform()
-    axes.text(0.5, 1.16, "log SNR", ha="center", transform=above)
+    label_above(axes, "step", -0.2, 19)
+    top = axes.get_xaxis_transform()
+    axes.text(0.5, 1, "log SNR", ha="center", transform=top + _up(axes, 19))
     for value, place in log_snr_ticks(heat.process):
-        axes.text(place, 1.045, tick_text(value), ha="center", color=SOFT, transform=above)
+        axes.text(place, 1, tick_text(value), ha="center", color=SOFT, transform=top + _up(axes, 5.5))
 
 
 def draw_density(axes: Any, panel: Panel, view: str, reach: int) -> Any:
