@@ -32,12 +32,12 @@ import torch
 from matplotlib.figure import Figure
 
 from noisewise.analysis.output import Analysis
-from noisewise.looking.palette import COLOURS, GREY
+from noisewise.looking.palette import COLOURS, GREY, PALE
 from noisewise.process_increments import gradient, noise_share, vanishing_point
 from noisewise.processes import Process
 from noisewise.spec import build_process, split_specs
 
-AREAS = {"acceleration": COLOURS[4], "deceleration": COLOURS[5], "convergence": "#bbbbbb"}
+AREAS = {"acceleration": COLOURS[4], "deceleration": COLOURS[5], "convergence": PALE}
 """Each area with its colour."""
 
 

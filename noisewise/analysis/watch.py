@@ -19,7 +19,7 @@ class Watch:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
         self.trainer: Trainer | None = None
-        self.done, self.total = 0, 0  # of the work at this moment; both 0 while the model trains
+        self.what, self.done, self.total = "", 0, 0  # of the work at this moment; both 0 while the model trains
         self.began = time.monotonic()
 
     @contextmanager
@@ -39,11 +39,20 @@ class Watch:
     def moment(self, trainer: Trainer, total: int) -> Iterator[None]:
         """Around the work at one moment, of so many pieces."""
         self.trainer, self.done, self.total = trainer, 0, total
+        self.what = f"looking at step {trainer.step}"
         yield
         self.done = self.total = 0
         if not self.console.is_terminal:
             spent = clock(time.monotonic() - self.began)
             self.console.print(f"step {trainer.step}: looked at, {spent} since the start", markup=False, highlight=False)
+
+    @contextmanager
+    def work(self, what: str, total: int) -> Iterator[None]:
+        """Around work of so many pieces that needs no model."""
+        self.what, self.done, self.total = what, 0, total
+        yield
+        if not self.console.is_terminal:
+            self.console.print(f"{what}: {clock(time.monotonic() - self.began)}", markup=False, highlight=False)
 
     def advance(self, pieces: int = 1) -> None:
         """So many pieces more are done."""
@@ -52,11 +61,10 @@ class Watch:
     def _drawn(self) -> Table:
         table = Table.grid(padding=(0, 2))
         spent = f"{clock(time.monotonic() - self.began)} spent"
-        if self.trainer is None:
+        if self.total:
+            table.add_row(self.what, ProgressBar(total=self.total, completed=self.done, width=30), spent)
+        elif self.trainer is None:
             table.add_row("opening data and model", spent)
-        elif self.total:
-            bar = ProgressBar(total=self.total, completed=self.done, width=30)
-            table.add_row(f"looking at step {self.trainer.step}", bar, spent)
         else:
             table.add_row("training to the next moment", f"step {self.trainer.step}", spent)
         return table

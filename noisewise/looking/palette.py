@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 GREY = "#5b6470"  # the baseline
+PALE = "#bbbbbb"  # what counts for nothing
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # best contrast first
 DASHES = ((), (6.0, 3.0), (2.0, 2.5), (8.0, 3.0, 2.0, 3.0))  # strokes and gaps; each serves for all colours once
 MOMENTS = ("#f0b450", "#dc7b4f", "#ac5c93", "#4a6fb8")  # from early to late, seen on white and on black

@@ -18,7 +18,6 @@ from noisewise import distributed
 from noisewise.data import Batches
 from noisewise.feedback import preserved_buffers, seed_torch
 from noisewise.looking.monitor import Monitor, mean_density, mean_objective
-from noisewise.samplers.learning import Learner
 from noisewise.spec import build
 from noisewise.streams import stream_key
 from noisewise.training import optimizer as optimization
@@ -75,9 +74,6 @@ class Trainer:
             tell(f"the model predicts eps; usual for the process {config.process} is --prediction {usual}")
         recipe = build(config.sampler, self.objective.process, objective=self.objective, seed=config.seed)
         self.sampler, self.weighting = recipe.sampler.to(self.device), recipe.weighting.to(self.device)
-        for part in self.sampler.modules():
-            if isinstance(part, Learner):
-                part.give_way(config.max_bad_steps + config.log.every)  # we know more, and look when we log
         against = why_not(config, accelerator, self.model)
         if config.fast == "always" and against is not None:
             raise ValueError(f"fast=always, but the fast path cannot be taken: {against}")
