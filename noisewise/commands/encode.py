@@ -4,10 +4,10 @@ import argparse
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from noisewise.data import SOURCES, open_data
 from noisewise.data.encoding import encode
+from noisewise.training.display import Count
 from noisewise.training.options import read_mapping
 
 
@@ -31,9 +31,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--store", default="float16", choices=["float16", "float32"], help="precision on disk")
     args = parser.parse_args(arguments)
     source = open_data(args.source, args.data, split=args.split, options=args.options)
-    columns = (TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns) as bar:
-        task = bar.add_task("encoding", total=len(source))
+    with Count("encoding", len(source)).shown() as done:
         encode(
             source,
             args.autoencoder,
@@ -42,7 +40,7 @@ def main(arguments: list[str]) -> int:
             device=args.device,
             store=args.store,
             subfolder=args.subfolder,
-            progress=lambda done: bar.update(task, completed=done),
+            progress=done.reach,
         )
     print(f"latents: {args.out}")
     return 0

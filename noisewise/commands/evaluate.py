@@ -14,7 +14,6 @@ from torch import Tensor
 from noisewise import distributed
 from noisewise.commands.devices import place, prepare_processes
 from noisewise.commands.generate import describe_set, make_set, model_options
-from noisewise.commands.progress_bar import bar
 from noisewise.data import SOURCES, Source, leaving_out_corrupt, open_data
 from noisewise.generation.sets import ImageSet
 from noisewise.generation.trained import Trained, load_trained
@@ -26,6 +25,7 @@ from noisewise.precision import full_float32
 from noisewise.training.checkpoint import NAME
 from noisewise.training.components import open_source
 from noisewise.training.config import Config
+from noisewise.training.display import Count
 from noisewise.training.options import read_mapping
 from noisewise.training.run_folder import RunFolder, environment
 from noisewise.training.writing import writing
@@ -178,9 +178,9 @@ def image_distances(
     """Generate what is missing of the images, and measure."""
     keep = any(metric in distances.NEED_REAL_FEATURES for metric in metrics)
     world = distributed.world_size()
-    with bar("real images", math.ceil(len(real) / world)) as advance:
+    with Count("real images", math.ceil(len(real) / world)).shown() as done:
         statistics = distances.real_statistics(
-            real, network, device, keep_features=keep, cache=args.cache, batch=args.feature_batch, progress=Total(advance)
+            real, network, device, keep_features=keep, cache=args.cache, batch=args.feature_batch, progress=done.reach
         )
     about: dict[str, Any] = {"data": real.name, "split": args.split, "data_fingerprint": real.fingerprint()}
     batches: Iterable[Tensor]
@@ -195,7 +195,7 @@ def image_distances(
     pixels = None
     if "sliced" in metrics:
         pixels = torch.cat(list(distances.source_images(real, count=distances.SLICED_IMAGES, mine=False)))
-    with bar("features", math.ceil(count / world)) as advance:
+    with Count("features", math.ceil(count / world)).shown() as done:
         found = distances.compare_images(
             batches,
             statistics,
@@ -206,7 +206,7 @@ def image_distances(
             batch=args.feature_batch,
             seed=args.seed,
             tf32=args.tf32,
-            progress=Total(advance),
+            progress=done.reach,
         )
     return {**found, "network": network.id, "preprocessing": network.preprocessing, "tf32": args.tf32, **about}
 
@@ -240,7 +240,7 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
         return {}
     result: dict[str, Any] = {"heldout_data": {"name": source.name, "split": "test", "fingerprint": source.fingerprint()}}
     if args.heldout:
-        with bar("held-out loss", min(args.heldout, len(source)) * args.levels) as advance:
+        with Count("held-out loss", min(args.heldout, len(source)) * args.levels).shown() as done:
             losses = held_out_losses(
                 trained.call,
                 trained.objective,
@@ -250,7 +250,7 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
                 classes=trained.classes,
                 device=device,
                 batch=args.batch,
-                progress=advance,
+                progress=done.add,
             )
         result["heldout"] = {
             "images": losses.samples,
@@ -262,7 +262,9 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
         if trained.objective.process.steps:
             result["heldout"]["vlb_weighted"] = losses.weighted(VLB(), trained.objective)
     if args.vlb:
-        with bar("bits per dimension", min(args.vlb, len(source)) * (trained.objective.process.steps or 1000)) as advance:
+        with Count(
+            "bits per dimension", min(args.vlb, len(source)) * (trained.objective.process.steps or 1000)
+        ).shown() as done:
             bound = variational_bound(
                 trained.denoiser(),
                 trained.objective.process,
@@ -271,7 +273,7 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
                 variance=args.variance,
                 device=device,
                 batch=args.batch,
-                progress=advance,
+                progress=done.add,
             )
         result["vlb"] = {
             "bits_per_dimension": bound.total,
@@ -295,14 +297,3 @@ def show(result: dict[str, Any]) -> None:
             print(f"{name:22s} " + "  ".join(f"{key} {inner:.5g}" for key, inner in numbers.items() if key != "noise_seed"))
         elif isinstance(value, int | str):
             print(f"{name:22s} {value}")
-
-
-class Total:
-    """Turns "so many in all" into "so many more"."""
-
-    def __init__(self, advance: Any) -> None:
-        self.advance, self.before = advance, 0
-
-    def __call__(self, done: int) -> None:
-        self.advance(done - self.before)
-        self.before = done

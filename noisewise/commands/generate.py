@@ -9,12 +9,12 @@ import torch
 
 from noisewise import distributed
 from noisewise.commands.devices import DEVICES, place, prepare_processes
-from noisewise.commands.progress_bar import bar
 from noisewise.generation.decoding import make_decoder
 from noisewise.generation.image_grid import save_grid
 from noisewise.generation.sets import PRECISIONS, ImageSet, fill, image_set
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import WEIGHTS, Trained, load_trained
+from noisewise.training.display import Count
 from noisewise.training.writing import writing
 
 ENDINGS = {"npz": ".npz", "grid": ".png"}
@@ -78,8 +78,8 @@ def make_set(
     if trained.latents is not None:
         decoder = make_decoder(trained.latents, device, args.autoencoder, args.subfolder)
     share = sum(map(len, images.chunks()[distributed.rank() :: distributed.world_size()]))
-    with bar("generating", share) as advance, writing(what or str(images.folder), images.folder):
-        fill(images, trained, device=device, decoder=decoder, batch=args.batch, progress=advance)
+    with Count("generating", share).shown() as done, writing(what or str(images.folder), images.folder):
+        fill(images, trained, device=device, decoder=decoder, batch=args.batch, progress=done.add)
 
 
 def main(arguments: list[str]) -> int:

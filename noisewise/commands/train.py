@@ -6,7 +6,7 @@ from pathlib import Path
 
 from noisewise.generation.run_samples import draw_samples
 from noisewise.training.options import config_parser, parse_config, preset_names, with_files
-from noisewise.training.progress import suitable_progress
+from noisewise.training.progress import Shown
 from noisewise.training.run import dry_run, train
 
 
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         for name, value in said.items() if main_process else ():
             print(f"{name:18s} {f'{value:,}' if isinstance(value, int) else value}")
         return 0
-    folder = train(config, resume=known.resume, progress=suitable_progress(main_process), draw=draw_samples)
+    folder = train(config, resume=known.resume, progress=Shown() if main_process else None, draw=draw_samples)
     if main_process:
         print(f"run: {folder}")
     return 0

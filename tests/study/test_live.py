@@ -33,7 +33,7 @@ def evaluated(share, distance):
 
 def shown(board, said):
     said.truncate(0)
-    board.console.print(board.drawn())
+    board.display.console.print(board.drawn())
     return said.getvalue()
 
 
