@@ -1,4 +1,4 @@
-"""Run folders out of rows of benchmarks/field.py, for noisewise report: the folders themselves are lost with a lent machine.
+"""Run folders out of rows of benchmarks/field.py, for noisewise report: the folders themselves were not kept.
 
     python benchmarks/rebuild.py benchmarks/results/cifar10-v1-field.jsonl --out out/field
     noisewise report out/field --figures out/figures

@@ -38,6 +38,7 @@ from torch import Tensor
 from noisewise.analysis.gain_quality import spearman
 from noisewise.analysis.trial import RangeSampler, rewound
 from noisewise.generation.run_samples import run_samples
+from noisewise.generation.solvers import Solver
 from noisewise.looking.validation import Validation
 from noisewise.objective import Objective
 from noisewise.processes import DDPM, Process
@@ -91,7 +92,7 @@ def make_branches(run: Run, args: argparse.Namespace, stop: StopRequest, end: fl
     rows = [row for row in before if all(row.get(name) == value for name, value in settings.items())]
     done, longest = {(row["branch"], row["seed"]) for row in rows if "failed" not in row}, 0.0
     about = {"preset": args.preset, "config": plain(run.config), "environment": environment()}
-    for name, seed in plan(args.strata, args.seeds, args.stratum_seeds or args.seeds):
+    for name, seed in plan(args.strata, args.seeds, args.stratum_seeds or args.seeds, not args.skip_start):
         if (name, seed) in done:
             continue
         begun = time.monotonic()
@@ -121,6 +122,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=3, help="branches with uniform sampling: their spread is the noise")
     parser.add_argument("--stratum-seeds", type=int, help="branches of each stratum; default: as many")
     parser.add_argument("--images", type=int, default=5000, help="generated for each distance")
+    parser.add_argument("--skip-start", action="store_true", help="do not judge the checkpoint itself")
+    parser.add_argument("--also", help="a second solver to judge by, such as ddpm:steps=250")
+    parser.add_argument("--also-images", type=int, default=2500, help="generated with it")
     parser.add_argument("--held-out-images", type=int, default=1000, help="test images at each level of the held-out loss")
     parser.add_argument("--limit-seconds", type=float, help="begin no branch that might end later than this")
     parser.add_argument("--json", type=Path, help="append a row for each branch to this file")
@@ -142,9 +146,10 @@ def check(args: argparse.Namespace, config: Config) -> None:
         raise ValueError("branches need --accumulation 1 and no fp16: a recorded step is rewound")
 
 
-def plan(strata: int, seeds: int, stratum_seeds: int) -> Iterator[tuple[str, int]]:
+def plan(strata: int, seeds: int, stratum_seeds: int, start: bool = True) -> Iterator[tuple[str, int]]:
     """The branches with their seeds, so that a plan that is cut short is of use: the noise first, then whole sets of strata."""
-    yield from (("start, average", 0), ("start, last weights", 0))
+    if start:
+        yield from (("start, average", 0), ("start, last weights", 0))
     yield from (("uniform", seed) for seed in range(seeds))
     yield from ((f"stratum {k}", seed) for seed in range(stratum_seeds) for k in range(strata))
 
@@ -190,7 +195,7 @@ def branch(run: Run, args: argparse.Namespace, name: str, seed: int) -> dict[str
             seconds = time.perf_counter() - before
             trainer.guard.check(run.config.max_bad_steps, "")
             row |= {"train_seconds": round(seconds, 3), "skipped": int(trainer.guard.skipped) - skipped}
-            return row | measure(run, args.images, args.held_out_images)
+            return row | measure(run, args.images, args.held_out_images) | second_opinion(run, args.also, args.also_images)
     except FloatingPointError as error:
         return row | {"failed": str(error)}
     finally:
@@ -215,6 +220,14 @@ def measure(run: Run, images: int, held_out_images: int) -> dict[str, Any]:
     metric, distance = distance_to_data(run, [run_samples(run, images)], print)
     found = {"metric": metric, "distance": distance, "held_out": [round(value, 8) for value in held_out.loss.tolist()]}
     return found | {"targets": targets(held_out, run.trainer.objective)}
+
+
+def second_opinion(run: Run, solver: str | None, images: int) -> dict[str, Any]:
+    """The distance of images that another solver makes of the same weights and the same noise."""
+    if solver is None:
+        return {}
+    samples = run_samples(run, images, solver=Solver.parse(solver, run.trainer.objective.process))
+    return {"also": solver, "also_images": images, "also_distance": distance_to_data(run, [samples], print)[1]}
 
 
 def targets(held_out: Validation, objective: Objective) -> dict[str, float]:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-from cifar10_curves import ranked
-from field_tables import CONTROLS, named_runs, objectives
-from pages import DOCS, RESULTS, rows, smaller, spec_now  # makes the benchmarks known as modules
+from pages import DOCS, smaller
+from tables import RESULTS, rows, spec_now  # makes the benchmarks known as modules
+from tables.curves import ranked
+from tables.field import CONTROLS, NAMES, named_runs, objectives
 
 from noisewise.report import write_figures
 
-from field import METHODS  # isort: skip
 from rebuild import rebuild  # isort: skip
 
 SETTING = "-time-scale=1000"  # of flow, which pictures are not named by
@@ -82,7 +82,7 @@ def draw_objectives(path: Path) -> None:
 
 def label(spec: str) -> str:
     """The name of a method, or the spec of one that has none."""
-    return next((name for name, one in METHODS.items() if one == spec), spec)
+    return NAMES.get(spec, spec)
 
 
 def cost_of_larger(path: Path) -> Path:

@@ -1,9 +1,8 @@
-"""Draws the pictures of docs/adaptive.md and fills in its tables, from the files in benchmarks/results and nothing else.
+"""Draws the pictures of docs/adaptive.md, from the files in benchmarks/results and nothing else.
 
 Run `python docs/make_figures.py` when those files have changed; it needs matplotlib.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from pages import fill_in, rows
+from tables.estimators import SCHEDULES, costs, digits, true_gains
 
 DOCS = Path(__file__).parent
-PAGE = DOCS / "adaptive.md"
-SCHEDULES = ("linear", "cosine", "quadratic")
 WIDTH, DPI = 8.4, 130  # 1092 pixels
 
 COLOURS = {  # Okabe and Ito's, and Tol's muted ones
@@ -53,35 +50,6 @@ TARGETS_OF_COST = {  # what the methods of step_cost.jsonl are in targets_digits
     "paper_cifar10": "reinforce as published (VLB)",
     "lookahead": "lookahead, plain",
 }
-
-
-def digits() -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Schedule to method to its runs, in the order of the file."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {schedule: {} for schedule in SCHEDULES}
-    for run in rows("targets_digits.jsonl"):
-        found[run["schedule"]].setdefault(run["method"], []).append(run)
-    return found
-
-
-def gains() -> tuple[list[tuple[str, int]], dict[str, dict[tuple[str, int], float]]]:
-    """The problems with their steps, and each estimator's Spearman's rho on them."""
-    found: dict[str, dict[tuple[str, int], float]] = {"loss": {}, "reinforce": {}, "lookahead": {}}
-    for row in rows("known_answers.jsonl"):
-        if "spearman" in row:
-            found[row["estimator"].split(" ")[0]][row["problem"], row["horizon"]] = row["spearman"]
-    return list(found["loss"]), found
-
-
-def costs() -> list[dict[str, Any]]:
-    """What was measured, with the names of today: `adaptive` had no target of its own then."""
-    found = []
-    for row in rows("step_cost.jsonl"):
-        today = {key: "adaptive+none" if row[key] == "adaptive" else row[key] for key in ("sampler", "spec")}
-        found.append(row | today | {"name": today["sampler"] + (", compiled" if row["compile"] else "")})
-    return found
-
-
-# Pictures --------------------------------------------------------------------------------------------------------------
 
 
 def save(figure: plt.Figure, name: str) -> None:
@@ -172,7 +140,7 @@ def draw_frechet() -> None:
 
 
 def draw_gains() -> None:
-    problems, found = gains()
+    problems, found = true_gains()
     figure, ax = plt.subplots(figsize=(WIDTH, 3.3), layout="constrained")
     names = {"loss": "loss, plain", "reinforce": "reinforce, plain", "lookahead": "lookahead, plain"}
     for position, (estimator, rho) in enumerate(found.items()):
@@ -211,85 +179,11 @@ def draw_costs() -> None:
     save(figure, "cost")
 
 
-# Tables ----------------------------------------------------------------------------------------------------------------
-
-
-def triple(values: Any) -> str:
-    return " / ".join(f"{value:.2f}" for value in np.mean(values, 0))
-
-
-def table_thirds() -> list[str]:
-    lines = ["| method | share of draws | loss over uniform's | Fréchet distance over uniform's |", "|---|---|---|---|"]
-    for method, runs in digits()["linear"].items():
-        frechet = np.mean([run["frechet_ratio"] for run in runs])
-        cells = [triple([run["drawn"] for run in runs]), triple([run["loss_ratio"] for run in runs]), f"{frechet:.2f}"]
-        lines.append(f"| {' | '.join([method, *cells])} |")
-    return lines
-
-
-def table_frechet() -> list[str]:
-    lines = ["| method | linear | cosine | quadratic |", "|---|---|---|---|"]
-    runs = digits()
-    for method in runs["linear"]:
-        if method == "uniform" or method not in runs["cosine"] or method not in runs["quadratic"]:
-            continue
-        cells = []
-        for schedule in SCHEDULES:
-            values = [run["frechet_ratio"] for run in runs[schedule][method]]
-            cells.append(f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})")
-        lines.append(f"| {' | '.join([method, *cells])} |")
-    return lines
-
-
-def table_gains() -> list[str]:
-    problems, found = gains()
-    heads = [f"{problem}, {steps} step{'s' * (steps > 1)}" for problem, steps in problems]
-    lines = [f"| estimator | {' | '.join(heads)} |", "|---|" + "---|" * len(problems)]
-    for estimator, rho in found.items():
-        lines.append(f"| `{estimator}` | {' | '.join(f'{rho[problem]:.2f}' for problem in problems)} |")
-    return lines
-
-
-def table_outcomes() -> list[str]:
-    found: dict[str, dict[tuple[str, float], float]] = {}
-    for row in rows("known_answers.jsonl"):
-        if "sampler" in row:
-            found.setdefault(row["sampler"], {})[row["problem"], row["lr"]] = row["mean excess"]
-    uniform = found.pop("uniform")
-    heads = [f"{problem}, lr {lr:g}" for problem, lr in uniform]
-    lines = [f"| sampler | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
-    for sampler, excess in found.items():
-        lines.append(f"| {sampler} | {' | '.join(f'{excess[key] / uniform[key]:.2f}' for key in uniform)} |")
-    return lines
-
-
-def table_cost() -> list[str]:
-    lines = ["| spec | time per step over uniform's | range | what is timed |", "|---|---|---|---|"]
-    for row in costs():
-        if "event_ms" in row:
-            timed = f"an event of {row['event_ms'] / 1e3:.1f} s every {row['interval']} steps; range of {row['rounds']} events"
-        else:
-            timed = f"an update every {row['every']} steps; 90 % range from resampling, {row['updates']} updates"
-        spec = f"`{row['spec']}`" + (", compiled" if row["compile"] else "")
-        lines.append(f"| {spec} | {row['ratio']:.3f} | {row['range'][0]:.3f} to {row['range'][1]:.3f} | {timed} |")
-    return lines
-
-
-TABLES: dict[str, Callable[[], list[str]]] = {
-    "thirds": table_thirds,
-    "frechet": table_frechet,
-    "gains": table_gains,
-    "outcomes": table_outcomes,
-    "cost": table_cost,
-}
-
-
 def main() -> None:
     plt.rcParams.update({"font.size": 9.5, "figure.facecolor": "white"})
     (DOCS / "img").mkdir(exist_ok=True)
     for draw in (draw_density, draw_losses, draw_frechet, draw_gains, draw_costs):
         draw()
-    fill_in(PAGE, TABLES)
 
 
 if __name__ == "__main__":

@@ -1,54 +1,21 @@
-"""Draws the pictures of docs/speed.md and fills in its tables, from the files in benchmarks/results and nothing else.
+"""Draws the pictures of docs/speed.md, from the files in benchmarks/results and nothing else.
 
 Run `python docs/make_speed_figures.py` when those files have changed; it needs matplotlib.
 """
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from pages import RESULTS, fill_in, rows
+from tables.speed import BASELINE, FAST, MODELS, OTHER, PLAIN, curves, millions, speeds
 
 DOCS = Path(__file__).parent
-PAGE = DOCS / "speed.md"
 WIDTH, DPI = 8.4, 130  # 1092 pixels
-MODELS = ("small", "paper")
-BASELINE, FAST, PLAIN, OTHER = "script, fp32", "fast", "plain", "plain, another seed"
 SLOW, RECORDED, OURS = "#9A9A9A", "#56B4E9", "#0072B2"
 COLOURS = {"graphs": RECORDED, "fast": OURS, "fast, adaptive": OURS}
-Rows = list[dict[str, Any]]
-
-
-def speeds(model: str) -> Rows:
-    """The paths that were measured, in the order of the file."""
-    return [row for row in rows("throughput.jsonl") if row["model"] == model and "steps_per_second" in row]
-
-
-def profile() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / "step_profile.json").read_text())["models"]
-    return found
-
-
-def curves() -> dict[str, dict[int, float]]:
-    """Path to step to loss."""
-    found: dict[str, dict[int, float]] = {}
-    for row in rows("loss_curves.jsonl"):
-        if "loss" in row:
-            found.setdefault(row["path"], {})[row["step"]] = row["loss"]
-    return found
-
-
-def millions(parameters: int) -> str:
-    return f"{parameters / 1e6:.1f} M"
-
-
-# Pictures --------------------------------------------------------------------------------------------------------------
 
 
 def save(figure: plt.Figure, name: str) -> None:
@@ -104,93 +71,11 @@ def draw_losses() -> None:
     save(figure, "speed_losses")
 
 
-# Tables ----------------------------------------------------------------------------------------------------------------
-
-
-def table(heads: list[str], lines: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in [heads, ["---"] * len(heads), *lines]]
-
-
-def table_paths(model: str) -> list[str]:
-    found = speeds(model)
-    base = next(row["steps_per_second"] for row in found if row["path"] == BASELINE)
-    heads = ["path", "steps a second (slowest to fastest)", "times `script, fp32`", "images a second"]
-    lines = [
-        [
-            f"`{row['path']}`",
-            f"{row['steps_per_second']:.1f} ({row['slowest']:.1f} to {row['fastest']:.1f})",
-            f"{row['steps_per_second'] / base:.2f}",
-            f"{row['images_per_second']:.0f}",
-            f"{100 * row['share_of_floor']:.1f} %",
-            f"{row['memory_gib']:.1f} GiB",
-        ]
-        for row in found
-    ]
-    return table([*heads, "of the arithmetic peak", "GPU memory"], lines)
-
-
-def table_setup() -> list[str]:
-    found = [row for row in rows("throughput.jsonl") if "caches" in row]
-    seconds = {(row["model"], row["caches"]): row["setup_seconds"] for row in found}
-    names = {model: millions(speeds(model)[0]["parameters"]) for model in MODELS}
-    lines = [[names[model], *(f"{seconds[model, caches]:.0f} s" for caches in ("empty", "filled"))] for model in MODELS]
-    return table(["network", "first run (empty compile caches)", "second run"], lines)
-
-
-def table_profile() -> list[str]:
-    found = profile()
-    kinds = sorted(found["paper"]["kinds"], key=lambda kind: -found["paper"]["kinds"][kind]["microseconds"])
-    kinds.sort(key=lambda kind: "not listed" in kind)  # stays last
-    heads = ["kernels"]
-    for model in MODELS:
-        name = millions(found[model]["parameters"])
-        heads += [f"{name}: µs", "share", "launches"]
-    lines = [
-        [kind, *(cell for model in MODELS for cell in _cells(found[model], found[model]["kinds"][kind]))] for kind in kinds
-    ]
-    lines.append(["all", *(cell for model in MODELS for cell in _cells(found[model], found[model]))])
-    return table(heads, lines)
-
-
-def _cells(whole: dict[str, Any], part: dict[str, Any]) -> list[str]:
-    share = part["microseconds"] / whole["microseconds"]
-    return [f"{part['microseconds']:.0f}", f"{100 * share:.1f} %", f"{part['launches']:.0f}"]
-
-
-def table_generation() -> list[str]:
-    lines = []
-    for row in rows("generation.jsonl"):
-        what = {
-            "total": "from noise to the FID",
-            "generation": "images alone",
-            "features": "features of the images alone",
-        }[row["part"]]
-        how = {
-            "fused, graph, first": "recorded, for the first time in a process",
-            "fused, graph": "recorded, with our kernels",
-            "plain": "kernel by kernel",
-        }[row["path"]]
-        lines.append(
-            [what, how, row["precision"], str(row["batch"]), f"{row['seconds']:.1f} s", f"{row['memory_gib']:.1f} GiB"]
-        )
-    return table(["what", "how", "precision", "batch", "time", "GPU memory"], lines)
-
-
-TABLES: dict[str, Callable[[], list[str]]] = {
-    "paths, small": lambda: table_paths("small"),
-    "paths, paper": lambda: table_paths("paper"),
-    "set-up": table_setup,
-    "profile": table_profile,
-    "generation": table_generation,
-}
-
-
 def main() -> None:
     plt.rcParams.update({"font.size": 9.5, "figure.facecolor": "white"})
     (DOCS / "img").mkdir(exist_ok=True)
     draw_paths()
     draw_losses()
-    fill_in(PAGE, TABLES)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from pages import DOCS, RESULTS, smaller
+from pages import DOCS, smaller
+from tables import RESULTS
 
 from noisewise.analysis import ANALYSES
 from noisewise.report.charts import loss_charts, quality_charts

@@ -17,7 +17,7 @@ class Watch:
     def __init__(self, console: Console | None = None) -> None:
         self.display = Display(console)
         self.trainer: Trainer | None = None
-        self.done, self.total = 0, 0  # of the work at this moment; both 0 while the model trains
+        self.what, self.done, self.total = "", 0, 0  # of the work at this moment; both 0 while the model trains
         self.began = time.monotonic()
 
     @contextmanager
@@ -33,11 +33,18 @@ class Watch:
     @contextmanager
     def moment(self, trainer: Trainer, total: int) -> Iterator[None]:
         """Around the work at one moment, of so many pieces."""
-        self.trainer, self.done, self.total = trainer, 0, total
+        self.trainer = trainer
+        with self.work(f"looking at step {trainer.step}", total, f"step {trainer.step}: looked at"):
+            yield
+
+    @contextmanager
+    def work(self, what: str, total: int, after: str | None = None) -> Iterator[None]:
+        """Around work of so many pieces; a log file gets a line `after` it."""
+        self.what, self.done, self.total = what, 0, total
         yield
         self.done = self.total = 0
         if not self.display.terminal:
-            self.display.say(f"step {trainer.step}: looked at, {clock(time.monotonic() - self.began)} since the start")
+            self.display.say(f"{after or what}, {clock(time.monotonic() - self.began)} since the start")
 
     def advance(self, pieces: int = 1) -> None:
         """So many pieces more are done."""
@@ -45,8 +52,8 @@ class Watch:
 
     def _drawn(self) -> Table:
         spent = f"{clock(time.monotonic() - self.began)} spent"
+        if self.total:
+            return line(self.what, self.done / self.total, spent)
         if self.trainer is None:
             return line("opening data and model", spent)
-        if self.total:
-            return line(f"looking at step {self.trainer.step}", self.done / self.total, spent)
         return line("training to the next moment", f"step {self.trainer.step}", spent)

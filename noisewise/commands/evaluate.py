@@ -20,6 +20,15 @@ from noisewise.generation.trained import Trained, load_trained
 from noisewise.metrics import distances
 from noisewise.metrics.heldout import check_classes, held_out_losses
 from noisewise.metrics.likelihood import VARIANCES, variational_bound
+from noisewise.metrics.optimal_loss import (
+    DRAWS,
+    FILE,
+    REFERENCES,
+    OptimalLoss,
+    kept_optimal_loss,
+    remembered,
+    save_optimal_loss,
+)
 from noisewise.metrics.preprocess import PREPROCESSING
 from noisewise.precision import full_float32
 from noisewise.training.checkpoint import NAME
@@ -55,6 +64,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--weights", type=Path, help="Inception weights, if not those of the extra [fid]")
     made.add_argument("--heldout", type=int, default=1000, help="held-out images for the loss by noise level; 0 for none")
     made.add_argument("--levels", type=int, default=50, help="noise levels of the held-out loss")
+    made.add_argument(
+        "--optimal",
+        action="store_true",
+        help="also the loss of a perfect model of the training data, and what is left",
+    )
     made.add_argument("--vlb", type=int, default=0, help="images for the bound in bits per dimension; 0 for none")
     made.add_argument("--variance", default="fixed_small", choices=VARIANCES, help="of the model in the bound")
     made.add_argument("--tf32", action="store_true", help="TF32 for the generated images' features: faster, FID moves by 0.001")
@@ -116,6 +130,8 @@ def check_options(args: argparse.Namespace, is_run: bool) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(args, name)}")
     if args.json and not args.json.absolute().parent.is_dir():
         raise FileNotFoundError(f"--json {args.json}: there is no folder {args.json.parent}")
+    if args.optimal and not args.heldout:
+        raise ValueError("--optimal is for the held-out loss, which --heldout 0 leaves out")
     if args.data_options and not args.data:
         raise ValueError("--data-options are settings of --data, which is not given")
     given = [f"--{name}" for name in ("count", "step", "solver", "steps", "label") if getattr(args, name) is not None]
@@ -240,6 +256,7 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
         return {}
     result: dict[str, Any] = {"heldout_data": {"name": source.name, "split": "test", "fingerprint": source.fingerprint()}}
     if args.heldout:
+        optimal = best_possible(args, trained, device) if args.optimal else None
         with Count("held-out loss", min(args.heldout, len(source)) * args.levels).shown() as done:
             losses = held_out_losses(
                 trained.call,
@@ -251,6 +268,7 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
                 device=device,
                 batch=args.batch,
                 progress=done.add,
+                optimal=optimal,
             )
         result["heldout"] = {
             "images": losses.samples,
@@ -261,10 +279,16 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
         }
         if trained.objective.process.steps:
             result["heldout"]["vlb_weighted"] = losses.weighted(VLB(), trained.objective)
+        if optimal is not None:
+            result["heldout"] |= {
+                "reducible": float(losses.reducible.mean()),
+                "optimal_by_level": optimal.loss.tolist(),
+                "memorised_by_level": optimal.memorised.tolist(),
+            }
+            print("\n".join([*losses.lines(), *remembered(optimal)]))
     if args.vlb:
-        with Count(
-            "bits per dimension", min(args.vlb, len(source)) * (trained.objective.process.steps or 1000)
-        ).shown() as done:
+        evaluations = min(args.vlb, len(source)) * (trained.objective.process.steps or 1000)
+        with Count("bits per dimension", evaluations).shown() as done:
             bound = variational_bound(
                 trained.denoiser(),
                 trained.objective.process,
@@ -285,6 +309,26 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
             "variance": args.variance,
         }
     return result
+
+
+def best_possible(args: argparse.Namespace, trained: Trained, device: torch.device) -> OptimalLoss:
+    """The optimal loss of the run's training data, kept in its folder for reports too."""
+    source, data = open_own(args, trained.config, "train"), trained.config.data
+    with Count("optimal loss", DRAWS * args.levels).shown() as done:
+        found = kept_optimal_loss(
+            trained.objective,
+            source,
+            args.levels,
+            classes=bool(trained.classes),
+            flip=data.flip,
+            references=REFERENCES,
+            draws=DRAWS,
+            device=device,
+            folder=args.cache,
+            progress=done.add,
+        )
+    save_optimal_loss(found, trained.folder / FILE)
+    return found
 
 
 def show(result: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from noisewise import distributed
 from noisewise.generation.image_grid import save_grid
 from noisewise.generation.images import generate_batches
 from noisewise.generation.replay import Replay
-from noisewise.generation.solvers import default_solver
+from noisewise.generation.solvers import Solver, default_solver
 from noisewise.training.run import Run
 
 
@@ -26,10 +26,13 @@ def draw_samples(run: Run) -> Path | None:
     return path
 
 
-def run_samples(run: Run, count: int, check: Callable[[], None] | None = None, *, first: int = 0) -> Tensor:
+def run_samples(
+    run: Run, count: int, check: Callable[[], None] | None = None, *, first: int = 0, solver: Solver | None = None
+) -> Tensor:
     """Samples of the averaged weights, from number `first` on, made by all processes together when the model is sharded.
 
-    `check` is called after each batch, and may raise to end it.
+    `check` is called after each batch, and may raise to end it. Without a `solver` it is the process's usual one, with the
+    steps of `log.sample_steps`.
     """
     trainer, steps = run.trainer, run.config.log.sample_steps
     process, parts = trainer.objective.process, trainer.parts
@@ -41,7 +44,7 @@ def run_samples(run: Run, count: int, check: Callable[[], None] | None = None, *
             parts.source.shape,
             range(first, first + count),
             classes=parts.classes,
-            solver=replace(default_solver(process), steps=min(steps, process.steps or steps)),
+            solver=solver or replace(default_solver(process), steps=min(steps, process.steps or steps)),
             seed=run.config.seed,
             device=trainer.device,
             clip=1.0 if parts.source.image else None,

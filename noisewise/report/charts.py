@@ -6,14 +6,17 @@ from statistics import mean
 from typing import TypeVar
 
 import numpy as np
+import torch
 
-from noisewise.report.palette import Method, moments_named
+from noisewise.metrics.optimal_loss import OptimalLoss
+from noisewise.report.palette import BASELINE, Method, moments_named
 from noisewise.report.subject import Subject
 from noisewise.study.outcome import Evaluation, Outcome
 from noisewise.study.summary import judged, metric_label
 
 Row = TypeVar("Row")
 MOST_POINTS = 200  # of a curve through training
+OPTIMAL = Method(-1, "optimal", BASELINE, "2 2.5")
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def quality_charts(subject: Subject, process: str) -> list[Chart]:
 
 
 def loss_charts(subject: Subject, process: str) -> list[Chart]:
-    """Held-out loss by noise level at the last evaluation, plain and over the baseline's."""
+    """Held-out loss by noise level at the last evaluation: plain, over the baseline's, and what is left to learn of it."""
     finals = {method: _last(subject.runs(process, method.name)) for method in subject.methods_of(process)}
     x = "noise level u (0: least noise, 1: most)"
     plain = [_line(method, _by_level(runs)) for method, runs in finals.items()]
@@ -88,6 +91,10 @@ def loss_charts(subject: Subject, process: str) -> list[Chart]:
         over = [_line(method, _by_level(runs, base)) for method, runs in finals.items()]
         title = f"The same, over the loss of {name}"
         charts.append(Chart("loss-ratio", title, x, "times the baseline (below 1: better)", _drawn(over), level=1.0))
+    optimal = subject.optimal(process)
+    if optimal is not None:
+        left = [Line(method, _left(optimal, line.points)) for method, line in zip(finals, plain, strict=True)]
+        charts.append(Chart("reducible", "What is left to learn", x, "loss − optimal loss (log scale)", _drawn(left), log=True))
     return [chart for chart in charts if chart.lines]
 
 
@@ -110,6 +117,10 @@ def training_charts(subject: Subject) -> list[Chart]:
             levels = row["loss_by_level"]
             found = [Point((k + 0.5) / len(levels), (value,)) for k, value in enumerate(levels) if value and np.isfinite(value)]
             lines.append(Line(method, tuple(found)))
+        optimal = subject.optimal(run.process)
+        if optimal is not None:
+            trusted = zip(optimal.u[~optimal.memorised].tolist(), optimal.loss[~optimal.memorised].tolist(), strict=True)
+            lines.append(Line(OPTIMAL, tuple(Point(u, (value,)) for u, value in trusted if value > 0)))
         x, y = "noise level u (0: least noise, 1: most)", "running training loss (log scale)"
         charts.append(Chart("training-levels", "Training loss by noise level", x, y, _drawn(lines), log=True, legend=True))
     return charts
@@ -157,6 +168,18 @@ def _by_level(runs: list[tuple[Outcome, Evaluation]], base: dict[int, Evaluation
         values = [found.held_out[k] / (1 if base is None else base[seed].held_out[k]) for seed, found in pairs]
         if all(np.isfinite(value) and value > 0 for value in values):
             yield Point((k + 0.5) / count, tuple(values), tuple(seed for seed, _ in pairs))
+
+
+def _left(optimal: OptimalLoss, points: Sequence[Point]) -> tuple[Point, ...]:
+    """Losses less the optimal loss, where that means something and something is left."""
+    u = torch.tensor([point.x for point in points], dtype=torch.float64)
+    known = u >= optimal.u[~optimal.memorised].min() if not optimal.memorised.all() else u > 1
+    found = []
+    for point, best, trusted in zip(points, optimal.at(u).tolist(), known.tolist(), strict=True):
+        values = tuple(value - best for value in point.values)
+        if trusted and min(values) > 0:
+            found.append(Point(point.x, values, point.seeds))
+    return tuple(found)
 
 
 def _comparable(found: Evaluation, base: Evaluation | None) -> bool:

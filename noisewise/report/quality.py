@@ -59,6 +59,11 @@ def losses(subject: Subject) -> list[Part]:
         "its own weights. It shows where a method gains, and what that costs elsewhere.</p>"
     )
     charts = [loss_charts(subject, process) for process in subject.schedules]
+    if any(chart.name == "reducible" for some in charts for chart in some):
+        intro += (
+            "<p>What is left to learn is the loss less that of a perfect model of the training data. Levels at which such a "
+            "model would remember its data are left out: there it says nothing about new data.</p>"
+        )
     return [_charts("loss", "Loss by noise level", intro, subject, charts)] if any(charts) else []
 
 

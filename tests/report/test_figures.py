@@ -3,6 +3,7 @@
 import base64
 import io
 import math
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -15,6 +16,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from noisewise.generation.image_grid import grid
+from noisewise.metrics.optimal_loss import FILE, optimal_loss, save_optimal_loss
 from noisewise.report import write_figures, write_report
 from noisewise.report.axis import Axis, axis_around, number, round_step, tick_text
 from noisewise.report.charts import Chart, Line, Point, loss_charts, quality_charts, thinned, training_charts
@@ -65,6 +67,31 @@ def test_losses_by_level_are_drawn_plain_and_over_the_baseline_of_the_same_seed(
     assert all(point.values == pytest.approx([0.5, 0.5]) for point in over.lines[1].points)
     assert over.level == 1
     assert (plain.log, over.log) == (True, False)
+
+
+def test_what_is_left_to_learn_is_drawn_where_the_optimal_loss_is_known(tmp_path):
+    curves = {("linear", sampler, 0): curve(8.0, 4.0) for sampler in ("uniform", "minsnr")} | {
+        ("cosine", "uniform", 0): curve(8.0, 4.0)
+    }
+    comparison = planted(tmp_path / "made", curves)
+    assert "reducible" not in [chart.name for chart in loss_charts(Subject(comparison), "linear")]
+    optimal = optimal_loss(comparison.outcomes[0].config.objective(), torch.tensor([[-0.1], [0.1]]), draws=100)
+    optimal = replace(optimal, collapse=torch.where(optimal.u < 0.5, 1.0, 0.01))
+    save_optimal_loss(optimal, comparison.outcomes[1].folder / FILE)
+    chart = loss_charts(Subject(comparison), "linear")[-1]
+    assert (chart.name, chart.log, len(chart.lines)) == ("reducible", True, 2)
+    u = [point.x for point in chart.lines[0].points]
+    assert u == pytest.approx(np.linspace(0.525, 0.975, 10)), "levels that are memorised are left out"
+    held_out = comparison.outcomes[0].evaluations[-1].held_out[-10:]
+    expected = np.array(held_out) - optimal.at(torch.tensor(u)).numpy()
+    assert [point.y for point in chart.lines[0].points] == pytest.approx(expected, rel=1e-6)
+    other = loss_charts(Subject(comparison), "cosine")[-1]
+    assert other.name == "reducible", "one file serves all schedules"
+    assert "What is left to learn" in write_report(tmp_path / "made", tmp_path / "report.html").read_text()
+    run = read_subject(comparison.outcomes[1].folder)
+    by_level = training_charts(run)[-1]
+    assert by_level.lines[-1].method.name == "optimal"
+    assert min(point.x for point in by_level.lines[-1].points) > 0.5
 
 
 def test_values_that_are_not_finite_are_not_drawn():

@@ -4,14 +4,12 @@ Commands are shown as one would type them, and run here with far fewer steps and
 network or data say so in a first line `# needs: ...`; of those only the options are checked.
 """
 
-import argparse
-import importlib
 import inspect
 import io
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import fields
 from functools import cache
@@ -19,47 +17,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from accelerate.state import AcceleratorState, PartialState
 
 from noisewise.analysis import ANALYSES
 from noisewise.commands.cli import COMMANDS, main
 from noisewise.data import SOURCES
-from noisewise.generation.solvers import SOLVERS, default_solver
+from noisewise.generation.solvers import SOLVERS
 from noisewise.generation.spacing import SPACINGS
 from noisewise.metrics.distances import METRICS
-from noisewise.models import MODELS, build_model
-from noisewise.processes import PROCESSES
-from noisewise.spec import build_process
-from noisewise.study.launch import add_launcher_options
-from noisewise.training.config import Config
-from noisewise.training.options import PRESETS, load_preset, plain, preset_names
+from noisewise.models import MODELS
+from noisewise.training.options import PRESETS, preset_names
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(str(path.relative_to(DOCS))[:-3] for path in DOCS.rglob("*.md") if "```sh\n" in path.read_text())
-"""Those with commands. Pages with Python alone are run by test_docs.py."""
+"""Those with commands. Pages with Python alone are run by test_pages.py."""
 NOISEWISE = re.compile(r"(?:python -m )?noisewise ")
 TINY = ["--batch=8", "--device=cpu", "--precision=fp32", "--log.samples=4", "--log.sample_steps=3"]
 SMALL = [*TINY, "--budget=2it", "--model.options.channels=8"]
+FEW = ["--points=1", "--levels=4", "--images=4"]
 SHORTER = {
     "train": [*TINY, "--log.trackers=[]"],
     "compare": [*SMALL, "--seeds=1", "--evaluate-at=1", "--images=8"],
     "generate": ["--count=8", "--steps=3", "--device=cpu"],
     "evaluate": ["--count=64", "--steps=3", "--heldout=16", "--levels=4", "--device=cpu"],
     "analyze gradients": [*SMALL, "--points=1", "--levels=2", "--rows=4"],
-    "analyze interdependence": [*SMALL, "--points=1", "--strata=2", "--steps=1", "--levels=4", "--images=4"],
-    "analyze predictor": [
-        *SMALL,
-        "--points=1",
-        "--steps=8",
-        "--queue=3",
-        "--sizes=1,2",
-        "--levels=4",
-        "--images=4",
-        "--credit=5",
-    ],
+    "analyze interdependence": [*SMALL, *FEW, "--strata=2", "--steps=1"],
+    "analyze predictor": [*SMALL, *FEW, "--steps=8", "--queue=3", "--sizes=1,2", "--credit=5"],
     "analyze overhead": ["--seconds=0.01", "--widths=8", "--batches=8", "--steps-of-process=100", "--device=cpu"],
+    "analyze optimal": ["--levels=4", "--images=8", "--device=cpu"],
     "analyze ablate": [*SMALL, "--values=0.2", "--seeds=1", "--images=8"],
 }
 
@@ -94,6 +80,13 @@ def table(page: str, *headings: str) -> dict[str, list[str]]:
     assert rows, f"{page}.md has no table {headings}"
     assert len({row[0] for row in rows}) == len(rows), "a name stands twice"
     return {row[0]: row[1:] for row in rows}
+
+
+def section(page: str, title: str) -> str:
+    """What stands between this heading of the second level and the next."""
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", read(page), re.DOTALL | re.MULTILINE)
+    assert found, f"{page}.md has no section {title}"
+    return found[1]
 
 
 # Commands and programs
@@ -176,7 +169,10 @@ def check_flags(text: str) -> int:
     return len(commands)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any("noisewise " in text for _, text in blocks(page, "sh"))])
+WITH_COMMANDS = [page for page in PAGES if any("noisewise " in text for _, text in blocks(page, "sh"))]
+
+
+@pytest.mark.parametrize("page", [*WITH_COMMANDS, "../README"])
 def test_every_flag_in_a_command_exists(page: str) -> None:
     assert sum(check_flags(text) for _, text in blocks(page, "sh|text"))
 
@@ -185,45 +181,7 @@ def test_every_flag_in_the_comments_of_presets_exists() -> None:
     assert sum(check_flags((PRESETS / f"{name}.yaml").read_text()) for name in preset_names()) >= 2
 
 
-# Tables of settings
-
-
-def test_the_options_are_those_of_the_configuration_and_have_its_defaults() -> None:
-    values = plain(Config())
-    expected = {name: value for name, value in values.items() if not isinstance(value, dict)}
-    for group in (name for name, value in values.items() if isinstance(value, dict)):
-        expected |= {f"{group}.{name}": value for name, value in values[group].items()}
-    shown = {}
-    for page in ("training", "data", "models", "checkpoints"):
-        shown |= {name: yaml.safe_load(cells[0]) for name, cells in table(page, "option", "default", "meaning").items()}
-    assert shown == expected
-
-
-def settings_of(maker: Callable[..., Any], left_out: tuple[str, ...]) -> dict[str, Any]:
-    parameters = inspect.signature(maker).parameters.values()
-    values = {p.name: p.default for p in parameters if p.name not in left_out}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def shown_settings(page: str, name: str) -> dict[str, Any]:
-    return {key: yaml.safe_load(cells[0]) for key, cells in table(page, f"{name} option", "default", "meaning").items()}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_options_of_a_network_are_those_of_the_code(name: str) -> None:
-    assert shown_settings("models", name) == settings_of(MODELS[name], ("shape", "classes"))
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_every_source_has_a_section_with_the_options_of_the_code(name: str) -> None:
-    text = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", read("data"), re.DOTALL | re.MULTILINE)
-    assert text, f"data.md has no section {name}"
-    assert "```sh" in text[1]
-    expected = settings_of(SOURCES[name], ("path", "split"))
-    if expected:
-        assert shown_settings("data", name) == expected
-    else:
-        assert re.search(r"[Nn]o (path, no )?options", text[1])
+# Tables of names: those with defaults or numbers are written by docs/generate.py
 
 
 def test_flags_of_generate_and_evaluate_are_all_explained() -> None:
@@ -237,88 +195,30 @@ def test_flags_of_compare_and_report_are_all_explained() -> None:
     assert set(table("reports", "flag")) == flags_of("report") - {"--help"}
 
 
-def options_of(analysis: str) -> dict[str, Any]:
-    """The flags of an analysis, with their defaults."""
-    parser, launchers = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
-    importlib.import_module(f"noisewise.analysis.{analysis}").add_options(parser)
-    add_launcher_options(launchers)  # explained in comparing.md
-    left_out = {action.option_strings[0] for action in launchers._actions}
-    return {action.option_strings[0]: action.default for action in parser._actions} | dict.fromkeys(left_out, "elsewhere")
-
-
 @pytest.mark.parametrize("analysis", ANALYSES)
 def test_every_analysis_has_a_section_with_its_options_and_a_picture(analysis: str) -> None:
-    text = re.search(rf"^## {analysis}\n(.*?)(?=^## |\Z)", read("analyzing"), re.DOTALL | re.MULTILINE)
-    assert text, f"analyzing.md has no section {analysis}"
-    assert f"(img/analysis_{analysis}.png)" in text[1]
-    assert (DOCS / "img" / f"analysis_{analysis}.png").stat().st_size < 80_000
-    shown = {name: cells[0] for name, cells in table("analyzing", f"{analysis} option", "default", "meaning").items()}
-    options = {name: default for name, default in options_of(analysis).items() if default != "elsewhere"}
-    shared = set(table("analyzing", "option", "meaning"))
-    assert set(options) - shared <= set(shown) <= set(options)
-    for name, default in options.items():
-        if name in shown and default not in (None, [], False):
-            assert yaml.safe_load(shown[name]) == default or shown[name].replace(", ", ",") == str(default), name
+    text = section("analyzing", analysis)
+    assert f"<!-- generated: analysis {analysis} -->" in text
+    assert f"(img/analysis_{analysis}.png)" in text
 
 
-def test_the_analyses_are_those_of_the_code() -> None:
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_has_a_section_with_a_command_and_its_options(name: str) -> None:
+    text = section("data", name)
+    assert "```sh" in text
+    if set(inspect.signature(SOURCES[name]).parameters) - {"path", "split"}:
+        assert f"<!-- generated: options-of {name} -->" in text
+
+
+def test_names_are_those_of_the_code() -> None:
     assert [re.match(r"\[`(\w+)`\]", name)[1] for name in table("analyzing", "analysis")] == list(ANALYSES)  # type: ignore[index]
-
-
-# Tables of names and numbers
-
-
-def parameters(name: str, options: dict[str, Any], shape: tuple[int, ...], classes: int) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for p in build_model(name, options, shape=shape, classes=classes).parameters())
-
-
-def test_the_presets_are_those_of_the_package_and_count_their_parameters() -> None:
-    shown = table("training", "preset", "parameters")
-    assert sorted(shown) == preset_names()
-    for preset, (count, *_, data) in shown.items():
-        config = load_preset(preset)
-        classes = config.data.classes or 0
-        assert config.data.shape is not None
-        found = parameters(
-            config.model.name, config.model.options, config.data.shape, classes if config.model.conditional else 0
-        )
-        assert f"{found:,}" == count, preset
-        assert (config.data.path or "none") in data, preset
-
-
-def test_the_sizes_of_networks_are_counted() -> None:
-    rows = [row for one in tables("models") if one[0][0] == "network" for row in one[1:]]
-    assert {row[0] for row in rows} == set(MODELS)
-    for name, options, sample, classes, count in rows:
-        shape = tuple(int(size) for size in sample.split("×"))
-        assert f"{parameters(name, yaml.safe_load(options), shape, int(classes)):,}" == count, (name, options)
-
-
-def test_solvers_and_spacings_are_those_of_the_code() -> None:
+    assert tuple(table("generating", "spacing")) == SPACINGS
+    assert tuple(table("evaluating", "metric")) == METRICS
+    assert all(f"<!-- generated: options-of {name} -->" in read("models") for name in MODELS)
     solvers = table("generating", "solver", "order")
     assert list(solvers) == list(SOLVERS)
     for name, cells in solvers.items():
         assert all(option.name in cells[-1] for option in fields(SOLVERS[name])), name
-    assert tuple(table("generating", "spacing")) == SPACINGS
-
-
-def test_the_usual_solvers_are_those_of_the_code() -> None:
-    shown = {name: cells[0] for names, cells in table("generating", "process").items() for name in names.split(", ")}
-    assert shown == {name: default_solver(build_process(name)).spec for name in PROCESSES}
-
-
-def test_the_metrics_are_those_of_the_code() -> None:
-    assert tuple(table("evaluating", "metric")) == METRICS
-
-
-def test_processes_are_shown_with_the_defaults_of_the_code() -> None:
-    shown = table("specs", "process")
-    assert set(shown) == set(PROCESSES)
-    for name, (settings,) in shown.items():
-        written = {key: float(value) for key, value in (part.split("=") for part in settings.split(","))}
-        assert written == {p.name: p.default for p in inspect.signature(PROCESSES[name]).parameters.values()}, name
-        build_process(f"{name}:{settings}")
 
 
 # Fields of what is written

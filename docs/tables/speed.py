@@ -1,0 +1,125 @@
+"""Speed of training, generation and evaluation on one H200."""
+
+import json
+from statistics import fmean
+from typing import Any
+
+from . import RESULTS, rows, table
+
+MODELS = ("small", "paper")
+BASELINE, FAST, PLAIN, OTHER = "script, fp32", "fast", "plain", "plain, another seed"
+Rows = list[dict[str, Any]]
+
+
+def speeds(model: str, file: str = "throughput.jsonl") -> Rows:
+    """The paths that were measured, in the order of the file."""
+    return [row for row in rows(file) if row["model"] == model and "steps_per_second" in row]
+
+
+def profile_of_step() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / "step_profile.json").read_text())["models"]
+    return found
+
+
+def curves() -> dict[str, dict[int, float]]:
+    """Path to step to loss."""
+    found: dict[str, dict[int, float]] = {}
+    for row in rows("loss_curves.jsonl"):
+        if "loss" in row:
+            found.setdefault(row["path"], {})[row["step"]] = row["loss"]
+    return found
+
+
+def millions(parameters: int) -> str:
+    return f"{parameters / 1e6:.1f} M"
+
+
+def paths(model: str) -> str:
+    """Steps a second of every path with one network."""
+    found = speeds(model)
+    base = next(row["steps_per_second"] for row in found if row["path"] == BASELINE)
+    heads = ["path", "steps a second (slowest to fastest)", "times `script, fp32`", "images a second"]
+    lines = [
+        [
+            f"`{row['path']}`",
+            f"{row['steps_per_second']:.1f} ({row['slowest']:.1f} to {row['fastest']:.1f})",
+            f"{row['steps_per_second'] / base:.2f}",
+            f"{row['images_per_second']:.0f}",
+            f"{100 * row['share_of_floor']:.1f} %",
+            f"{row['memory_gib']:.1f} GiB",
+        ]
+        for row in found
+    ]
+    return table([*heads, "of the arithmetic peak", "GPU memory"], lines)
+
+
+def earlier_paths() -> str:
+    """Steps a second in two runs before, on other machines and with other versions."""
+    shown = {"throughput_earlier": (BASELINE, FAST, "fast, benchmark"), "throughput_any_order": (FAST, "graphs")}
+    lines = []
+    for file, chosen in shown.items():
+        for path in chosen:
+            found = [row for model in MODELS for row in speeds(model, f"{file}.jsonl") if row["path"] == path]
+            lines.append([f"`{file}.jsonl`", f"`{path}`", *(f"{row['steps_per_second']:.1f}" for row in found)])
+    return table(["file", "path", *(millions(speeds(model)[0]["parameters"]) for model in MODELS)], lines)
+
+
+def set_up() -> str:
+    """Seconds before the first step."""
+    found = [row for row in rows("throughput.jsonl") if "caches" in row]
+    seconds = {(row["model"], row["caches"]): row["setup_seconds"] for row in found}
+    names = {model: millions(speeds(model)[0]["parameters"]) for model in MODELS}
+    lines = [[names[model], *(f"{seconds[model, caches]:.0f} s" for caches in ("empty", "filled"))] for model in MODELS]
+    return table(["network", "first run (empty compile caches)", "second run"], lines)
+
+
+def profile() -> str:
+    """What the time of a step goes into, by kind of kernel."""
+    found = profile_of_step()
+    kinds = sorted(found["paper"]["kinds"], key=lambda kind: -found["paper"]["kinds"][kind]["microseconds"])
+    kinds.sort(key=lambda kind: "not listed" in kind)  # stays last
+    heads = ["kernels"]
+    for model in MODELS:
+        heads += [f"{millions(found[model]['parameters'])}: µs", "share", "launches"]
+    lines = [
+        [kind, *(cell for model in MODELS for cell in _cells(found[model], found[model]["kinds"][kind]))] for kind in kinds
+    ]
+    lines.append(["all", *(cell for model in MODELS for cell in _cells(found[model], found[model]))])
+    return table(heads, lines)
+
+
+def _cells(whole: dict[str, Any], part: dict[str, Any]) -> list[str]:
+    share = part["microseconds"] / whole["microseconds"]
+    return [f"{part['microseconds']:.0f}", f"{100 * share:.1f} %", f"{part['launches']:.0f}"]
+
+
+def loss_curves() -> str:
+    """How far the losses of the fast path and of another seed are from the plain path's."""
+    found = curves()
+    held_out = {row["path"]: row["held_out_mean"] for row in rows("loss_curves.jsonl") if "held_out_mean" in row}
+    lines = []
+    for path in (PLAIN, FAST, OTHER):
+        differences = [100 * (loss / found[PLAIN][step] - 1) for step, loss in found[path].items()]
+        sizes = [abs(value) for value in differences]
+        above = f"{sum(value > 0 for value in differences)} of {len(differences)}"
+        cells = ["", "", ""] if path == PLAIN else [f"{fmean(sizes):.2f} %", f"{max(sizes):.2f} %", above]
+        lines.append([path, *cells, f"{held_out[path]:.6f}"])
+    heads = ["path", "training loss off `plain`'s, mean", "at most", "above it in", "held-out loss"]
+    return table(heads, lines)
+
+
+WHAT = {"total": "from noise to the FID", "generation": "images alone", "features": "features of the images alone"}
+HOW = {
+    "fused, graph, first": "recorded, for the first time in a process",
+    "fused, graph": "recorded, with our kernels",
+    "plain": "kernel by kernel",
+}
+
+
+def generation() -> str:
+    """Seconds for 5,000 images and their FID."""
+    lines = []
+    for row in rows("generation.jsonl"):
+        cells = [row["precision"], row["batch"], f"{row['seconds']:.1f} s", f"{row['memory_gib']:.1f} GiB"]
+        lines.append([WHAT[row["part"]], HOW[row["path"]], *cells])
+    return table(["what", "how", "precision", "batch", "time", "GPU memory"], lines)
