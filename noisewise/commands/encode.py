@@ -12,7 +12,6 @@ import torch
 
 from noisewise.commands.parser import Parser
 from noisewise.data import SOURCES, open_data
-from noisewise.data.encoding import encode
 from noisewise.training.display import Count
 from noisewise.training.options import read_mapping
 
@@ -36,6 +35,8 @@ def add_options(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Open the images, encode them, and say where the latents are."""
+    from noisewise.data.encoding import encode  # which needs diffusers: seconds
+
     source = open_data(args.source, args.data, split=args.split, options=args.options)
     with Count("encoding", len(source)).shown() as done:
         encode(

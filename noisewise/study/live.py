@@ -14,8 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from noisewise.study.job import Status
 from noisewise.study.outcome import read_failure
-from noisewise.study.status import Status
 from noisewise.training.config import Config
 from noisewise.training.display import Display, Pace, clock, coarser, sparkline
 from noisewise.training.progress import share_and_time_left

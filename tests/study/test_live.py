@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from noisewise.study.job import Status, forget_status
 from noisewise.study.live import Board, Tail
 from noisewise.study.outcome import Failure, write_failure
-from noisewise.study.status import Status, forget_status
 from tests.study.fateful import jobs_in
 
 ROW = {"samples": 16, "steps_per_second": 10.0, "loss": 0.25, "skipped": 0}
