@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
+from noisewise.levels import check_per_sample
 
 
 def seed_torch(seed: int) -> None:
@@ -101,12 +102,9 @@ def leaves(loss: Tensor) -> list[Tensor]:
     return found
 
 
-def check_evaluation(losses: Any, expected: Tensor) -> Tensor:
+def check_evaluation(losses: Any, u: Tensor) -> Tensor:
     """What `loss_at(rows, u)` returned, if it is one loss for each u."""
-    if not isinstance(losses, Tensor) or losses.shape != expected.shape:
-        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(f"loss_at(rows, u) must return one loss for each u, {tuple(expected.shape)}, got {got}")
-    return losses.float()
+    return check_per_sample(losses, u, "the losses of loss_at(rows, u)").float()
 
 
 @torch.no_grad()

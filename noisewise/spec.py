@@ -11,7 +11,6 @@
 Grammar: term ("+" term)*, term = name [":" key=value ("," key=value)*], value = number | true | false | none | word | (spec).
 """
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ from noisewise.objective import Objective
 from noisewise.processes import PROCESSES, Process
 from noisewise.samplers import SAMPLERS, Sampler
 from noisewise.samplers.learning import Learner, split_objective
+from noisewise.suggest import unknown
 from noisewise.weighting import WEIGHTINGS, NoWeight, Weighting, WeightProduct
 
 
@@ -293,7 +293,4 @@ def _signature(source: Any) -> inspect.Signature:
 
 
 def _unknown(what: str, name: str, known: Iterable[str], spec: str) -> SpecError:
-    known = sorted(set(known))
-    close = difflib.get_close_matches(name, known, 1)
-    meant = f": did you mean {close[0]!r}?" if close else "."
-    return SpecError(f"in {spec!r}: unknown {what} {name!r}{meant} Known: {', '.join(known)}")
+    return SpecError(f"in {spec!r}: {unknown(what, name, sorted(set(known)))}")

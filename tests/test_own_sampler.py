@@ -84,6 +84,28 @@ def test_unbiased_weights_undo_the_density(example: ModuleType) -> None:
     assert float((draw.weight * draw.u**2).mean()) == pytest.approx(1 / 3, abs=0.01)
 
 
+class Rising(Sampler):
+    """A table instead of the two methods."""
+
+    def __init__(self, process: Process, **common: Any) -> None:
+        super().__init__(process, table=torch.tensor([1.0, 3.0]), **common)
+
+
+def test_a_table_of_masses_is_a_sampler() -> None:
+    sampler = Rising(Flow(), correction="unbiased", draws="stratified")
+    draw = sampler.sample(2**12)
+    assert float((draw.u > 0.5).float().mean()) == pytest.approx(0.75, abs=1e-3)
+    assert torch.equal(draw.density, torch.where(draw.u > 0.5, 1.5, 0.5))
+    assert torch.equal(sampler.density(draw.u), draw.density)
+    torch.testing.assert_close(draw.weight, 1 / draw.density)
+    assert not any("table" in name for name in sampler.state_dict())
+
+
+def test_a_sampler_without_a_density_says_what_is_missing() -> None:
+    with pytest.raises(NotImplementedError, match=r"density\(\) and quantile\(\), or a table"):
+        Sampler(Flow()).sample(4)
+
+
 class OfTheData(Sampler):
     """u^(a - 1) with another a for each row."""
 

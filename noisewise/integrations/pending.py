@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from noisewise.levels import check_per_sample
 from noisewise.samplers import Draw, LossAt, Sampler
 
 
@@ -51,7 +52,7 @@ class Pending:
 
     def add(self, draw: Draw, losses: Tensor, loss_at: LossAt | None) -> None:
         """Take the losses of the last draw."""
-        check_losses(draw, losses)
+        check_per_sample(losses, draw.u)
         if self.waiting is None:
             raise RuntimeError(
                 f"losses were handed over without a draw: call draw = ...sample(x0) first, then {self.hand_over}, once each"
@@ -68,18 +69,6 @@ class Pending:
         taken = self.draws, self.losses, self.probes[-1] if self.probes else None
         self.clear()
         return taken
-
-
-def check_losses(draw: Draw, losses: Any) -> None:
-    """An error that says what to do if the losses are not one a sample."""
-    if not isinstance(losses, Tensor):
-        raise TypeError(f"losses must be a tensor with one loss a sample, got {type(losses).__name__}")
-    if losses.shape != draw.u.shape:
-        fix = {
-            0: "this is the mean over the batch; take the losses before it (reduction='none', or Objective.losses)",
-            1: "they belong to another batch or to a part of this one; hand over those of all rows that were drawn for",
-        }.get(losses.ndim, "average over a sample's elements but not over the batch: losses.flatten(1).mean(1)")
-        raise ValueError(f"losses must be one a sample, {tuple(draw.u.shape)}, got {tuple(losses.shape)}: {fix}")
 
 
 def check_sampler(sampler: Any) -> Sampler:

@@ -22,6 +22,7 @@ from torch.utils.data import RandomSampler
 from noisewise import distributed
 from noisewise.batches import Where, data_of, moved, shares
 from noisewise.feedback import preserved_random_state
+from noisewise.levels import check_per_sample
 from noisewise.noise import normals
 from noisewise.objective import Objective
 from noisewise.streams import checked_seed, stream_key
@@ -208,7 +209,7 @@ def batch_sums(
         noise = normals(seed ^ NOISE_SEED, numbers, level, tuple(x0.shape[1:])).to(x0)
         which = level if isinstance(level, int) else torch.tensor(level, device=x0.device)
         u = at[which].expand(count).contiguous()
-        losses = _checked(losses_at(batch, u, noise), count).detach().to(device).double()
+        losses = check_per_sample(losses_at(batch, u, noise), u).detach().to(device).double()
         terms = [losses, losses.square(), torch.ones_like(losses)]
         if isinstance(which, int):
             sums[:, which] += torch.stack([term.sum() for term in terms])
@@ -310,12 +311,3 @@ def _calling(model: nn.Module, objective: Objective) -> LossesAt:
         )
 
     return losses_at
-
-
-def _checked(losses: Any, count: int) -> Tensor:
-    if not isinstance(losses, Tensor) or losses.shape != (count,):
-        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(
-            f"one loss a sample is needed, ({count},), got {got}: average over a sample's elements but not over the batch"
-        )
-    return losses

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.levels import check_range, middles, visible
+from noisewise.levels import check_per_sample, check_range, middles, visible
 from noisewise.processes import Process, check_process
-from noisewise.running import KeepsPrecision, check_per_sample
+from noisewise.running import KeepsPrecision
 from noisewise.samplers.correction import Correction, effective_sample_size
+from noisewise.samplers.histogram import Histogram
 from noisewise.streams import bits, checked_seed, stream_key, uniform_of, uniforms
 
 LossAt = Callable[[Any, Tensor], Tensor]
@@ -88,10 +89,11 @@ def fine_grid(process: Process, device: torch.device | str) -> Tensor:
 
 
 class Sampler(KeepsPrecision):
-    """A timestep sampler: `density` and `quantile` define it, `feedback` lets it learn.
+    """A timestep sampler: `density` and `quantile`, or a `table`, define it; `feedback` lets it learn.
 
     Args:
         process: the noising process.
+        table: the density as a histogram, or the masses of equal intervals of u; then `density` and `quantile` are given.
         correction: "none", "unbiased", "clipped(c)" or "tempered(p)"; "target" too for samplers that learn.
         draws: "independent"; "stratified" (one draw in each n-th of the probability, split over ranks); "antithetic"
             (pairs v and 1 - v). All three leave the marginal of every single draw exactly q.
@@ -104,7 +106,13 @@ class Sampler(KeepsPrecision):
     _looked = False  # at the range of a draw
 
     def __init__(
-        self, process: Process, *, correction: str | Correction = "none", draws: str = "independent", seed: int = 0
+        self,
+        process: Process,
+        *,
+        table: Histogram | Tensor | None = None,
+        correction: str | Correction = "none",
+        draws: str = "independent",
+        seed: int = 0,
     ) -> None:
         super().__init__()
         check_process(process)
@@ -114,6 +122,7 @@ class Sampler(KeepsPrecision):
         self.correction = Correction.parse(correction)
         if self.correction.kind == "target" and not self.has_target:
             raise ValueError(f"{type(self).__name__} has no target: correction=target is for samplers that learn, as adaptive")
+        self.table = Histogram(table, persistent=False) if isinstance(table, Tensor) else table
         self.draws = draws
         self.seed = checked_seed(seed)
         self.step = 0  # optimizer steps observed
@@ -125,11 +134,16 @@ class Sampler(KeepsPrecision):
 
     def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
         """q(u) for each u (given its x0, for samplers that look at the data)."""
-        raise NotImplementedError
+        return self._table().density(u)
 
     def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
         """Where the uniform number v lands: any map whose image of the uniform density is q."""
-        raise NotImplementedError
+        return self._table().draw(v)[0]
+
+    def _table(self) -> Histogram:
+        if self.table is None:
+            raise NotImplementedError(f"{type(self).__name__} needs density() and quantile(), or a table")
+        return self.table
 
     def marginal(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
         """q(u) averaged over the data `x0`, for plots; the same as `density` for samplers that do not look at the data."""
@@ -193,8 +207,7 @@ class Sampler(KeepsPrecision):
         one_draw = draw if isinstance(draw, Draw) else Draw.cat(draw)
         one_losses = losses if losses is None or isinstance(losses, Tensor) else _joined(losses)
         if one_losses is not None:
-            check_per_sample(one_losses, one_draw.u)
-            one_losses = one_losses.detach().float()
+            one_losses = check_per_sample(one_losses, one_draw.u).detach().float()
         with self.feedback(one_draw, one_losses, loss_at):
             yield
         self.advance()
@@ -246,9 +259,14 @@ class Sampler(KeepsPrecision):
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """u, its density and its weight, for uniform numbers v."""
-        u = self.quantile(v, x0)
-        density = self.density(u, x0)
-        return u, density, self._weight(u, density, x0)
+        if x0 is not None:
+            self._check_mean_is_known()
+        if self.table is not None:  # one look-up gives both
+            u, density = self.table.draw(v)
+        else:
+            u = self.quantile(v, x0)
+            density = self.density(u, x0)
+        return u, density, self._weight(u, density)
 
     def _look_at(self, u: Tensor) -> None:
         """An error if the first draw has left [0, 1]; to look at all of them would mean to wait for a GPU at every step."""
@@ -258,26 +276,31 @@ class Sampler(KeepsPrecision):
             raise ValueError(f"{type(self).__name__} drew what is no noise level: {error}") from None
         self._looked = visible(u, wait=True)
 
-    def _weight(self, u: Tensor, density: Tensor, x0: Tensor | None = None) -> Tensor:
-        raw = self._raw_weight(u, density)
-        return raw / self._mean_raw(x0) if self.correction.needs_mean else raw
+    # What `draw.weight` is made of: samplers/correction.py has the formula ----------------------------------------------
 
-    def _raw_weight(self, u: Tensor, density: Tensor) -> Tensor:
-        """The weight before it is divided by its mean, where that is not 1 already."""
-        raw = self.correction.raw(density)
-        return raw * self.target_weight(u) if self.correction.kind == "target" else raw
+    def _weight(self, u: Tensor, density: Tensor, cells: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """`draw.weight` of draws with this density; `cells` are those of `_cells`, if it is not the sampler's own density."""
+        return self.correction.weight(
+            density,
+            target=lambda: self.target_weight(u),
+            mean=lambda: self._mean_raw(density.device) if cells is None else self.correction.mean(*cells),
+        )
 
     def target_weight(self, u: Tensor) -> Tensor:
-        """How much the target counts a loss at u, over how much the loop does; times what the loop does, of the loop's mean."""
+        """t(u) of `correction=target`: w_target / w_loop, scaled so that its product with w_loop keeps w_loop's mean."""
         raise NotImplementedError
 
-    def _mean_raw(self, x0: Tensor | None) -> Tensor:
-        """The mean of the raw weights over the draws."""
-        if x0 is not None:
-            self._check_mean_is_known()
+    def _mean_raw(self, place: torch.device) -> Tensor:
         if self._mean_weight is None or not self.constant:
-            self._mean_weight = self._mean_over_draws(self.device if x0 is None else x0.device)
+            self._mean_weight = self.correction.mean(*self._cells(place))
         return self._mean_weight
+
+    def _cells(self, place: torch.device) -> tuple[Tensor, ...]:
+        """Intervals to take the mean weight over: their masses and densities, and what the masses sum to if that is not 1."""
+        if self.table is not None:
+            return self.table.mass, self.table.rows[:, 4]
+        density = self.density(fine_grid(self.process, place))
+        return density, density, density.sum()
 
     def _check_mean_is_known(self) -> None:
         """An error if weights have to be divided by a mean that is another for each sample."""
@@ -287,10 +310,7 @@ class Sampler(KeepsPrecision):
                 "sample, and its density depends on the data: use correction=unbiased or none, or policy=global"
             )
 
-    def _mean_over_draws(self, place: torch.device) -> Tensor:
-        """The same, from the density on a fine grid."""
-        density = self.density(fine_grid(self.process, place))
-        return (density * self.correction.raw(density)).sum() / density.sum()
+    # State ----------------------------------------------------------------------------------------------------------
 
     def _kept(self, x0: Tensor | None) -> Tensor | None:
         return None

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from noisewise.levels import interval
 from noisewise.running import even_edges, wide
-from noisewise.samplers.base import Sampler
 
 
 class Histogram(nn.Module):
@@ -82,26 +81,6 @@ class Histogram(nn.Module):
         index = torch.searchsorted(self.cumulative, v.contiguous(), right=True).clamp(max=self.bins - 1)
         low, high, before, slope, density = self.rows[index].unbind(1)
         return torch.minimum(low + (v - before).clamp(min=0) * slope, high), density
-
-
-class TableSampler(Sampler):
-    """A sampler whose density is a histogram."""
-
-    table: Histogram
-
-    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.density(u)
-
-    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.draw(v)[0]
-
-    def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        u, density = self.table.draw(v)
-        return u, density, self._weight(u, density, x0)
-
-    def _mean_over_draws(self, place: torch.device) -> Tensor:
-        """Exactly, over the intervals."""
-        return (self.table.mass * self.correction.raw(self.table.rows[:, 4])).sum()
 
 
 def row_quantile(mass: Tensor, edges: Tensor, v: Tensor) -> Tensor:

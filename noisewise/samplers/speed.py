@@ -9,10 +9,10 @@ from noisewise.process_increments import vanishing_point
 from noisewise.processes import Process
 from noisewise.samplers.base import Sampler
 from noisewise.samplers.histogram import Histogram
-from noisewise.samplers.static import Tabulated, bins_of
+from noisewise.samplers.static import bins_of
 
 
-class SpeeD(Tabulated):
+class SpeeD(Sampler):
     """k times more often below tau, where the process still changes, than above it.
 
     Args:
@@ -32,32 +32,32 @@ class SpeeD(Tabulated):
         tau = vanishing_point(process) if tau is None else tau
         mass = torch.where(torch.arange(bins) < tau, k, torch.ones(bins, dtype=torch.float64))
         mass = mass / mass.sum()
-        if mirror:
-            mirrored = torch.zeros_like(mass).index_add(0, _mirror(torch.arange(bins), tau, bins), mass)
-            super().__init__(process, (mass + mirrored) / 2, **common)
-            self.drawn = Histogram(mass, persistent=False)
-        else:
-            super().__init__(process, mass, **common)
+        super().__init__(process, table=Mirrored(mass, tau) if mirror else mass, **common)
         self.k, self.tau, self.mirror = k, tau, mirror
 
-    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        if not self.mirror:
-            return super().quantile(v)
-        u = self.drawn.draw((2 * v) % 1)[0]
-        place = u * self.drawn.bins
-        index = place.long().clamp(max=self.drawn.bins - 1)
-        mirrored = (_mirror(index, self.tau, self.drawn.bins) + (place - index)) / self.drawn.bins
-        return torch.where(v < 0.5, u, mirrored)
-
-    def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        return Sampler._draw(self, v, x0) if self.mirror else super()._draw(v, x0)
-
     def _uniforms(self, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-        v = Sampler._uniforms(self, n, device, generator)
+        v = super()._uniforms(n, device, generator)
         if not self.mirror or n == 1:
             return v
         half = n // 2  # v and v + 1/2 are the same timestep and its mirror image
         return torch.cat([v[:half], (v[:half] + 0.5) % 1, v[2 * half :]])
+
+
+class Mirrored(Histogram):
+    """Half of the draws from these masses, half of them mirrored at tau; the density is the mean of the two."""
+
+    def __init__(self, mass: Tensor, tau: int) -> None:
+        mirrored = torch.zeros_like(mass).index_add(0, _mirror(torch.arange(len(mass)), tau, len(mass)), mass)
+        super().__init__((mass + mirrored) / 2, persistent=False)
+        self.drawn, self.tau = Histogram(mass, persistent=False), tau
+
+    def draw(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        u = self.drawn.draw((2 * v) % 1)[0]
+        place = u * self.bins
+        index = place.long().clamp(max=self.bins - 1)
+        mirrored = (_mirror(index, self.tau, self.bins) + (place - index)) / self.bins
+        u = torch.where(v < 0.5, u, mirrored)
+        return u, self.density(u)
 
 
 def _mirror(index: Tensor, tau: int, bins: int) -> Tensor:

@@ -3,7 +3,6 @@
 A preset is a YAML file of this package; the order is preset, then --config files, then single options, later ones win.
 """
 
-import difflib
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader  # type: ignore[attr-defined]
 
+from noisewise.suggest import closest
 from noisewise.training.config import FREE_WITHIN, PINNED, Config
 
 PRESETS = Path(__file__).parent / "presets"
@@ -108,8 +108,8 @@ def _reason(parser: ArgumentParser, path: Path, error: Exception) -> str:
     unknown = [name for name in dotted(content) if name not in known and not name.startswith(free)]
     if not unknown or unknown[0] in (field.name for field in fields(Config)):  # a group with a single value
         return str(error)
-    close = difflib.get_close_matches(unknown[0], known, 1)
-    return f"there is no setting {unknown[0]!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+    meant = closest(unknown[0], known)
+    return f"there is no setting {unknown[0]!r}" + (f"; did you mean {meant!r}?" if meant else "")
 
 
 def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[str] = ()) -> Config:
@@ -127,7 +127,7 @@ def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[
         names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
         free = tuple(f"--{group}.options." for group in FREE_FORM)
         words = [name for name in names if name not in known and not name.startswith(free)]
-        close = [meant[0] for word in words if (meant := difflib.get_close_matches(word, known, 1))]
+        close = [meant for word in words if (meant := closest(word, known))]
         hint = f"; did you mean {' or '.join(close)}?" if close and "nrecognized" in str(error) else ""
         raise ValueError(f"{error}{hint}") from error
     files = [str(file) for file in namespace.config or [] if file is not None]

@@ -17,7 +17,6 @@ from noisewise import distributed
 from noisewise.data import Batches
 from noisewise.feedback import seed_torch
 from noisewise.looking.monitor import mean_density, mean_objective
-from noisewise.samplers.learning import Learner
 from noisewise.spec import build
 from noisewise.streams import stream_key
 from noisewise.training import optimizer as optimization
@@ -61,9 +60,6 @@ class Trainer:
             tell(f"the model predicts eps; usual for the process {config.process} is --prediction {usual}")
         recipe = build(config.sampler, self.objective.process, objective=self.objective, seed=config.seed)
         self.sampler = recipe.sampler.to(self.device)
-        for part in self.sampler.modules():
-            if isinstance(part, Learner):
-                part.give_way(config.max_bad_steps + config.log.every)  # we know more, and look when we log
         step = self.arithmetic = chosen_step(config, parts, accelerator, recipe.weighting, tell)
         self.network, self.weighting, self.parameters = step.network, step.weighting, step.parameters
         self.optimizer, self.ema, self.monitor, self.guard = step.optimizer, step.ema, step.monitor, step.guard

@@ -55,12 +55,17 @@ def test_the_monitor_counts_too_and_does_not_raise():
 
 
 @pytest.mark.parametrize(
-    ("made", "got"),
-    [(lambda losses: losses.mean(), r"\(\)"), (lambda losses: losses[:3], r"\(3,\)"), (lambda losses: [0.1] * 4, "list")],
+    ("made", "error", "message"),
+    [
+        (lambda losses: losses.mean(), ValueError, r"one a sample, \(4,\), got \(\): this is the mean over the batch"),
+        (lambda losses: losses[:3], ValueError, r"one a sample, \(4,\), got \(3,\): they belong to another batch"),
+        (lambda losses: losses[:, None], ValueError, r"got \(4, 1\): average over a sample's elements"),
+        (lambda losses: [0.1] * 4, TypeError, "one a sample, got list"),
+    ],
 )
-def test_losses_that_are_not_one_a_sample_are_explained(made, got):
+def test_losses_that_are_not_one_a_sample_are_explained(made, error, message):
     monitor = Monitor(bins=4)
-    with pytest.raises(ValueError, match=rf"losses must be one a sample, \(4,\), got {got}: average over a sample's elements"):
+    with pytest.raises(error, match=message):
         monitor.update(Uniform(Flow()).sample(4), made(torch.rand(4)))
     assert int(monitor.counts.sum()) == 0
 

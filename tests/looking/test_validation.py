@@ -271,9 +271,15 @@ def test_batches_without_data_are_refused(given, error, message):
         validate(by_scale, given, OBJECTIVE)
 
 
-@pytest.mark.parametrize(("made", "got"), [(lambda u: u.mean(), r"\(\)"), (lambda u: [u], "list")])
-def test_losses_must_be_one_a_sample(made, got):
-    with pytest.raises(ValueError, match=rf"one loss a sample is needed, \(2,\), got {got}: average over a sample's elements"):
+@pytest.mark.parametrize(
+    ("made", "error", "message"),
+    [
+        (lambda u: u.mean(), ValueError, r"one a sample, \(2,\), got \(\): this is the mean over the batch"),
+        (lambda u: [u], TypeError, "one a sample, got list"),
+    ],
+)
+def test_losses_must_be_one_a_sample(made, error, message):
+    with pytest.raises(error, match=message):
         validate(lambda batch, u, noise: made(u), batches([2]), OBJECTIVE)
 
 

@@ -7,6 +7,7 @@ import random
 import tracemalloc
 import warnings
 from contextlib import nullcontext
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from safetensors.torch import save as safetensors_save
 from scipy import stats
 from torch import nn
 
-from noisewise import DDPM, PROCESSES, SAMPLERS, Objective, build
+from noisewise import DDPM, PROCESSES, SAMPLERS, Objective, Sampler, build
 from noisewise.samplers.correction import Correction
 from tests.samplers.specs import ALL_SPECS, CORRECTIONS, LEARNERS, SPECS
 from tests.samplers.toy import Toy
@@ -48,6 +49,15 @@ def test_every_sampler_of_the_registry_is_under_contract():
         assert all(spec.startswith(name) for spec in specs)
 
 
+def test_samplers_are_at_most_three_classes_deep():
+    def below(kind):
+        return {kind}.union(*map(below, kind.__subclasses__()))
+
+    ours = [kind for kind in below(Sampler) if kind.__module__.startswith("noisewise.")]
+    assert len(ours) > 15
+    assert {kind.__name__ for kind in ours if kind.__mro__.index(Sampler) > 2} == set()
+
+
 @pytest.mark.parametrize("process", PROCESSES)
 @pytest.mark.parametrize("spec", ALL_SPECS)
 def test_density_is_one_and_draws_follow_it(spec, process, fill):
@@ -76,9 +86,26 @@ def cells(u, density, n=25):
     return observed[keep].numpy(), expected.numpy()
 
 
-@pytest.mark.parametrize("correction", CORRECTIONS)
-@pytest.mark.parametrize("process", PROCESSES)
-@pytest.mark.parametrize("spec", ALL_SPECS)
+def weight_cases():
+    """Learning samplers meet every correction on every process: what they learn depends on both.
+
+    Of fixed ones every pair of two things is met: each correction on a discrete and on a continuous process, and on each other
+    process one correction, another for each sampler.
+    """
+    for i, spec in enumerate(ALL_SPECS):
+        for j, process in enumerate(PROCESSES):
+            everything = spec in LEARNERS or process in ("linear", "flow")
+            yield from ((spec, process, one) for one in (CORRECTIONS if everything else [CORRECTIONS[(i + j) % 4]]))
+
+
+def test_the_cases_of_weights_cover_every_pair():
+    cases = list(weight_cases())
+    for first, second in ((ALL_SPECS, PROCESSES), (ALL_SPECS, CORRECTIONS), (PROCESSES, CORRECTIONS)):
+        assert {pair for case in cases for pair in product(case, case)} >= set(product(first, second))
+    assert {PROCESSES[name]().steps is None for name in ("linear", "flow")} == {True, False}
+
+
+@pytest.mark.parametrize(("spec", "process", "correction"), list(weight_cases()))
 def test_weights_have_mean_one_and_unbiased_ones_recover_uniform(spec, process, correction, fill):
     sampler = make(fill(spec), PROCESSES[process](), correction=correction)
     density = sampler.density(FINE)
@@ -193,8 +220,17 @@ def test_a_generator_of_the_callers_is_used(spec, draws, fill):
     assert not torch.equal(draws[0], draws[2])
 
 
+@pytest.fixture(scope="module")
+def little_garbage():
+    """What was there before is no longer looked at, which makes collecting a hundred times faster."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.mark.parametrize("spec", ALL_SPECS)
-def test_memory_does_not_grow(spec, fill):
+def test_memory_does_not_grow(spec, fill, little_garbage):
     toy = Toy(fill(spec), DDPM.linear(), batch=8).run(40)
     size = {key: value.shape for key, value in toy.sampler.state_dict().items()}
     gc.collect()

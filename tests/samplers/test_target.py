@@ -5,6 +5,7 @@ import torch
 
 from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective, Uniform, build
 from noisewise.looking.monitor import mean_objective
+from noisewise.samplers.correction import Correction, target_ratio
 from noisewise.spec import build_weighting
 from noisewise.weighting import P2, WEIGHTINGS, MinSNR, NoWeight, OfLogSNR, Weighting
 
@@ -181,3 +182,23 @@ def test_a_weighting_in_the_registry_that_is_trained_is_followed(monkeypatch):
     for value in (0.5, 1.5):
         recipe.weighting.log.data.fill_(value)
         torch.testing.assert_close(recipe.sampler.on_target(torch.ones(3), FINE[:3]), torch.full((3,), value).exp())
+
+
+@pytest.mark.parametrize(
+    ("correction", "expected"),
+    [
+        ("none", [1, 1]),
+        ("unbiased", [2.5, 0.625]),
+        ("clipped(2)", [2 / 0.9, 0.625 / 0.9]),
+        ("tempered(0.5)", [0.4**-0.5 / (0.2 * 0.4**-0.5 + 0.8 * 1.6**-0.5), 1.6**-0.5 / (0.2 * 0.4**-0.5 + 0.8 * 1.6**-0.5)]),
+        ("target", [0.5 * 2.5, 1.5 * 0.625]),
+    ],
+)
+def test_the_whole_weight_on_two_halves(correction, expected):
+    mass, density = torch.tensor([0.2, 0.8]), torch.tensor([0.4, 1.6])
+    target, loop = torch.tensor([1.0, 3.0]), torch.tensor([2.0, 2.0])
+    t = target_ratio(target, loop, target.mean(), loop.mean())
+    rule = Correction.parse(correction)
+    weight = rule.weight(density, lambda: t, lambda: rule.mean(mass, density))
+    torch.testing.assert_close(weight, torch.tensor(expected, dtype=torch.float32))
+    assert float((mass * weight * loop).sum()) == pytest.approx(float(loop.mean()))

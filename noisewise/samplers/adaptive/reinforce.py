@@ -196,6 +196,7 @@ class ReinforceEstimator(Estimator):
     def _learn(self, sampler: "AdaptiveSampler", draw: Draw, change: Tensor, rewards: Tensor) -> None:
         change = distributed.gather_sum(change) / distributed.world_size()
         sampler.skipped.note(distributed.gather_sum((~torch.isfinite(rewards)).sum()) + (~torch.isfinite(change)).any())
+        sampler.skipped.warn()
         usable = bool(torch.isfinite(change).all())
         if int(self.filled) >= 2:
             self._update_policy(sampler, draw, rewards)

@@ -50,7 +50,7 @@ class AdaptiveSampler(Learner):
             the same density with less noise, for nothing (docs/adaptive.md).
         collapse: the learned density's effective width, exp(entropy), below which it counts as collapsed: a warning is given,
             the density goes back to uniform and the estimator starts anew.
-        settings: `weighting`, `objective`, `max_bad_steps` and `seed` of all learning samplers; the estimator's own.
+        settings: `weighting`, `objective` and `seed` of all learning samplers; the estimator's own.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class AdaptiveSampler(Learner):
 
         Called at updates only: it waits for the device.
         """
+        self.skipped.warn()
         mass = mass.detach().double()
         mass = mass / mass.sum().clamp(min=1e-30)
         widths = self.table.widths.double()
@@ -149,10 +150,7 @@ class AdaptiveSampler(Learner):
         u = row_quantile(mass, self.table.edges, v)
         densities = mass / self.table.widths
         density = densities.gather(1, self.table.bin(u)[:, None]).squeeze(1)
-        weight = self._raw_weight(u, density)
-        if self.correction.needs_mean:
-            weight = weight / (mass * self.correction.raw(densities)).sum(1)
-        return u, density, weight
+        return u, density, self._weight(u, density, (mass, densities))
 
     def _kept(self, x0: Tensor | None) -> Tensor | None:
         return x0 if self.conditional else None
