@@ -237,6 +237,11 @@ class Config:
         objective = self.objective()
         recipes.recipe(self.sampler, objective)
 
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one gradient, over all processes."""
+        return self.batch // self.accumulation
+
     def objective(self) -> Objective:
         """What is trained: the process, what the model predicts, and the loss."""
         return Objective(build_process(self.process), self.prediction, self.loss, self.huber_delta, self.sigma_data)
