@@ -88,7 +88,9 @@ def started(tmp_path):
 
 def test_uniform_with_the_first_seed_is_how_training_goes_on_and_a_branch_leaves_no_trace(benchmark, started):
     strata, trainer = benchmark("strata"), started.trainer
-    args = argparse.Namespace(branch_steps=strata.MEMORY, strata=4, share=0.5, images=8, held_out_images=8)
+    args = argparse.Namespace(
+        branch_steps=strata.MEMORY, strata=4, share=0.5, images=8, held_out_images=8, also="ddpm:steps=3", also_images=8
+    )
     before = strata.digest(trainer)
     rows = {name: strata.branch(started, args, name, 0) for name in ("uniform", "stratum 0", "start, average")}
     assert strata.digest(trainer) == before
@@ -101,6 +103,7 @@ def test_uniform_with_the_first_seed_is_how_training_goes_on_and_a_branch_leaves
     expected = strata.measure(started, 8, 8)
     assert (rows["uniform"]["held_out"], rows["uniform"]["distance"]) == (expected["held_out"], expected["distance"])
     assert rows["stratum 0"]["held_out"] != expected["held_out"]
+    assert rows["uniform"]["also_distance"] not in (rows["uniform"]["distance"], rows["stratum 0"]["also_distance"])
 
 
 def branch_row(branch, seed, distance, **targets):

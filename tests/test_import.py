@@ -28,7 +28,7 @@ def loaded_by(code):
 
 
 def test_the_core_needs_no_extra():
-    loaded = loaded_by("from noisewise import *; build")
+    loaded = loaded_by("from noisewise import *; recipe")
     assert {"torch", "numpy", "noisewise"} <= loaded
     assert loaded.isdisjoint(OPTIONAL)
 
@@ -38,8 +38,8 @@ def test_nothing_is_loaded_before_it_is_used():
 
 
 def test_public_names_and_modules_are_there_after_a_plain_import():
-    code = "import noisewise; assert noisewise.spec.build is noisewise.build; assert 'build' in dir(noisewise)"
+    code = "import noisewise; assert noisewise.recipes.recipe is noisewise.recipe; assert 'recipe' in dir(noisewise)"
     assert "torch" in loaded_by(code)
     assert all(getattr(noisewise, name) is not None for name in noisewise.__all__)
-    with pytest.raises(AttributeError, match="module 'noisewise' has no attribute 'bild'"):
-        noisewise.bild  # noqa: B018
+    with pytest.raises(AttributeError, match="module 'noisewise' has no attribute 'reciep'"):
+        noisewise.reciep  # noqa: B018
