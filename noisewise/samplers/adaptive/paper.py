@@ -70,12 +70,14 @@ class ExactBeta(ReinforceEstimator):
 class PaperEstimator(ExactBeta):
     """The paper's own order."""
 
+    wants_model = True
+
     @contextmanager
     def feedback(self, sampler: "AdaptiveSampler", draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> Iterator[None]:
         evaluated = self.check(draw, loss_at)
         if sampler.model is None:
             raise RuntimeError(
-                "this sampler keeps the parameters of before a step: call sampler.attach(model) once before the first observe()"
+                "this sampler keeps the parameters of before a step: recipe.attach(optimizer, model), or sampler.attach(model)"
             )
         if (sampler.step + 1) % self.every:
             yield

@@ -55,6 +55,7 @@ class ReinforceEstimator(Estimator):
     """
 
     strata = 100
+    probes = True
     paired = True  # the same noise before and after the step
 
     def __init__(
@@ -250,9 +251,11 @@ class ReinforceEstimator(Estimator):
         x0 = draw.u.new_zeros(draw.rows, 1) if draw.x0 is None else draw.x0[-draw.rows :]
         with torch.enable_grad():
             policy, adam = self._policy_for(x0)
+            policy.requires_grad_(True)  # here alone: an optimizer or DDP that finds it has nothing to train
             loss = -(finite * self.merit(sampler, draw, x0, advantage)).sum() / n.float()
             parameters = list(policy.parameters())
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+            policy.requires_grad_(False)
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         flat = distributed.gather_sum(flat)
         if not bool(torch.isfinite(flat).all()):
