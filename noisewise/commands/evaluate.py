@@ -83,7 +83,11 @@ def main(arguments: list[str]) -> int:
         raise ValueError(f"--count must be >= 2 for a distance, got {args.count}")
     if not is_run and (not metrics or args.vlb):
         raise ValueError(f"{args.target} is no run with a model: only the distances of its images (--metrics) can be measured")
-    trained = load_trained(args.target, step=args.step, weights=args.model_weights, device=device) if is_run else None
+    trained = (
+        load_trained(args.target, step=args.step, weights=args.model_weights, device=device, trust=args.trust)
+        if is_run
+        else None
+    )
     result: dict[str, Any] = {"kind": "evaluation", "target": args.target.name}
     real = real_source(args, trained, args.split) if metrics else None  # what is missing should be missed at once
     if real is not None:

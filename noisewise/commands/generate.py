@@ -24,6 +24,9 @@ NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy",
 def model_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which model generates and how."""
     parser.add_argument("--step", type=int, help="the checkpoint of this step; the newest by default")
+    parser.add_argument(
+        "--trust", action="append", default=[], metavar="NAME", help="import the run's model NAME, which only its folder names"
+    )
     parser.add_argument("--model-weights", default="ema", choices=WEIGHTS, help="averaged weights (default) or the last ones")
     parser.add_argument(
         "--solver", help='such as "ddim:steps=50,eta=0" or "heun:steps=18"; the usual one of the process by default'
@@ -101,7 +104,7 @@ def main(arguments: list[str]) -> int:
     if args.count < 1:
         raise ValueError(f"--count must be >= 1, got {args.count}")
     device = prepare_processes(place(args.device))
-    trained = load_trained(args.run, step=args.step, weights=args.model_weights, device=device)
+    trained = load_trained(args.run, step=args.step, weights=args.model_weights, device=device, trust=args.trust)
     ending = ENDINGS.get(args.format, "")
     out = args.out or trained.folder / "generated" / f"step-{trained.step:08d}-seed-{args.seed}{ending}"
     format = args.format or {ending: name for name, ending in ENDINGS.items()}.get(out.suffix.lower(), "png")

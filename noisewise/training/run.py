@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from noisewise import distributed
+from noisewise.models.trust import remember
 from noisewise.training import checkpoint
 from noisewise.training.components import build_parts
 from noisewise.training.config import Config
@@ -58,6 +59,8 @@ class Run:
             if self.main:
                 self._changed = self.folder.begin(config, resume)
                 checkpoint.sweep(self.folder.checkpoints)
+        if self._new:
+            remember(config.model.name)  # the folder has named nothing yet, so the user has
         try:
             self.trainer = Trainer(config, build_parts(config), self.accelerator, self.progress.tell)
             found = checkpoint.newest_for_all(self.folder.checkpoints, self.progress.tell) if resume else None

@@ -169,13 +169,20 @@ def environment() -> dict[str, Any]:
 
 
 def git_state() -> str | None:
-    """The commit of the current folder, with "+" if there are changes; None outside a repository."""
+    """The commit of the current folder, with "+" if there are changes; None outside a repository.
+
+    "?" where only a command that the repository itself names (a filter) could tell: it may be somebody else's.
+    """
     try:
         commit = _git("rev-parse", "HEAD")
-        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        if _git("config", "--local", "--includes", "--name-only", "--get-regexp", r"^(filter\.|include)", check=False):
+            return commit + "?"
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+def _git(*arguments: str, check: bool = True) -> str:
+    command = ["git", "-c", "core.fsmonitor=false", *arguments]
+    quiet = {**os.environ, "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
+    return subprocess.run(command, capture_output=True, text=True, check=check, timeout=10, env=quiet).stdout.strip()
