@@ -122,12 +122,7 @@ def placed(model: nn.Module, shape: tuple[int, ...], classes: int, device: torch
 
 def _found(folder: Path, step: int | None, tell: Callable[[str], None]) -> checkpoint.Checkpoint:
     if step is not None:
-        path = folder / checkpoint.name_of(step)
-        named = checkpoint.load_if_there(path) if step in checkpoint.steps_in(folder) else None
-        if named is None:
-            there = ", ".join(map(str, checkpoint.steps_in(folder))) or "none"
-            raise FileNotFoundError(f"{folder} has no checkpoint of step {step}; it has {there}")
-        return named
+        return checkpoint.named(folder, step)
     found = checkpoint.newest_for_all(folder, tell)
     if found is None:
         raise FileNotFoundError(f"{folder} has no checkpoint yet: let the run train for longer")
