@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
     result["environment"] = environment()
     if distributed.rank() == 0:
         if trained is not None:
-            RunFolder(trained.folder).log(result)
+            RunFolder(trained.folder).log(result, durable=True)
         show(result)
         if args.json:
             with writing(f"--json {args.json}", args.json):

@@ -172,7 +172,7 @@ def _evaluate(run: Run, shares: list[float], job: Job, stop: StopRequest) -> Non
     headline = job.headline if shares[-1] == 1 else None
     found = evaluate(run, shares[-1], job.images, headline=headline, check=check)
     for share in shares:
-        run.folder.log(replace(found, share=share).row())
+        run.folder.log(replace(found, share=share).row(), durable=True)
     print(f"step {found.step}  evaluated at {shares[-1]:.0%} of the budget: {found.metric} {found.distance}", flush=True)
     if found.headline is not None:
         print(f"step {found.step}  {found.metric} of {headline:,} images: {found.headline}", flush=True)

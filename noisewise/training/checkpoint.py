@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
+from noisewise.training.plain_files import make_folder, sync
 
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})")
@@ -68,7 +69,7 @@ def save(
     if final.exists() and is_whole(final):
         return final
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         for part, values in tensors.items():
@@ -77,10 +78,10 @@ def save(
         files = {path.name: _description(path) for path in sorted(temporary.iterdir())}
         manifest = {"format": FORMAT, "step": step, **({"skipped": skipped} if skipped else {}), "files": files}
         _write(temporary / "manifest.json", json.dumps(manifest, indent=1).encode())
-        _sync_folder(temporary)
+        sync(temporary)
         set_aside(final)  # it is broken, if it is there
         temporary.rename(final)
-        _sync_folder(folder)
+        sync(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         good = newest_name(folder)
@@ -281,14 +282,6 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _description(path: Path) -> dict[str, Any]:

@@ -169,7 +169,7 @@ class Run:
         with distributed.together():
             if self.main:
                 state, failing = self.trainer.state(), self._failing()
-                checkpoint.save(self.folder.checkpoints, self.trainer.step, tensors, state, failing)
+                self.folder.commit(self.trainer.step, tensors, state, failing)
         self._saved = self.trainer.step
         return path
 

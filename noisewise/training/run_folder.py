@@ -14,14 +14,18 @@ import platform
 import subprocess
 import sys
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor
 
 import noisewise
+from noisewise.training import checkpoint
 from noisewise.training.config import Config
 from noisewise.training.options import as_yaml, changed, load_config
+from noisewise.training.plain_files import make_folder, sync
 from noisewise.training.writing import writing
 
 
@@ -66,7 +70,7 @@ class RunFolder:
         elif not resume and (self.metrics_file.exists() or self.checkpoints.exists()):
             raise FileExistsError(f"{self.path} holds what a run has left, but no config.yaml: give another --out")
         with writing(f"--out {self.path}", self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             self._take_lock()
             if not self.config_file.exists():
                 self.write_config(config)
@@ -92,9 +96,23 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
-    def log(self, row: dict[str, Any]) -> None:
-        """Append a row to metrics.jsonl."""
+    def log(self, row: dict[str, Any], durable: bool = False) -> None:
+        """Append a row to metrics.jsonl; a `durable` one survives a power cut at once, others with the next checkpoint."""
         self._append(self.metrics_file, row)
+        if durable:
+            self.sync()
+
+    def sync(self) -> None:
+        """Flush all that was written so far, apart from checkpoints, to the disk."""
+        for name in ("metrics.jsonl", "environment.jsonl", ""):
+            sync(self.path / name)
+
+    def commit(
+        self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], skipped: int = 0
+    ) -> Path:
+        """Write a checkpoint, after all that it claims to have happened: whatever survives a power cut, fits together."""
+        self.sync()
+        return checkpoint.save(self.checkpoints, step, tensors, state, skipped)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; a torn last line is left out."""
@@ -148,6 +166,7 @@ def replace_file(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

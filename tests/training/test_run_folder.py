@@ -6,6 +6,7 @@ import platform
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +44,61 @@ def folder(tmp_path):
 
 def rows_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# What survives a power cut
+
+
+@pytest.fixture
+def flushed(monkeypatch):
+    """What was flushed and renamed, in order."""
+    events, fsync, rename = [], os.fsync, os.rename
+
+    def recorded(descriptor):
+        events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def renamed(self, target):
+        events.append(f"-> {target}")
+        rename(self, target)
+        return Path(target)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(Path, "replace", renamed)
+    return events
+
+
+def test_a_new_folder_is_named_on_the_disk_all_the_way_up(tmp_path, flushed):
+    folder = RunFolder(tmp_path / "a" / "b" / "run")
+    folder.begin(load_preset("digits"), resume=False)
+    folder.end()
+    parents = [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+    assert [path for path in flushed if path in parents] == parents
+    config = str(tmp_path / "a" / "b" / "run" / "config.yaml")
+    assert str(folder.path) in flushed[flushed.index(f"-> {config}") :], "nor is it lost that it was renamed"
+
+
+def test_rows_are_on_the_disk_before_the_checkpoint_that_claims_them(folder, flushed):
+    folder.begin(load_preset("digits"), resume=False)
+    folder.log({"step": 1})
+    flushed.clear()
+    path = folder.commit(1, {"model": {"weight": torch.ones(2)}}, {"step": 1})
+    done = flushed.index(f"-> {path}")
+    before, after = flushed[:done], flushed[done:]
+    assert {str(folder.metrics_file), str(folder.path / "environment.jsonl"), str(folder.path)} <= set(before)
+    assert {"model.safetensors", "state.json", "manifest.json"} <= {Path(path).name for path in before}
+    assert before.index(str(folder.metrics_file)) < before.index(next(name for name in before if "model" in name))
+    assert str(folder.checkpoints) in after
+
+
+def test_a_row_alone_is_flushed_when_it_must_last(folder, flushed):
+    folder.begin(load_preset("digits"), resume=False)
+    flushed.clear()
+    folder.log({"step": 1})
+    assert flushed == [], "not at every log point"
+    folder.log({"step": 2}, durable=True)
+    assert {str(folder.metrics_file), str(folder.path)} == set(flushed) - {str(folder.path / "environment.jsonl")}
 
 
 # Begin and resume
