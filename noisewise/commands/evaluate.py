@@ -27,6 +27,7 @@ from noisewise.training.checkpoint import NAME
 from noisewise.training.components import open_source
 from noisewise.training.config import Config
 from noisewise.training.options import read_mapping
+from noisewise.training.plain_files import inside
 from noisewise.training.run_folder import RunFolder, environment
 from noisewise.training.writing import writing
 from noisewise.weighting import VLB
@@ -161,6 +162,7 @@ def chosen_images(
     if trained is not None:
         images = describe_set(args, trained, trained.folder / "generated", args.count, "npy")
         images.folder /= f"step-{trained.step:08d}-seed-{args.seed}-{images.key}"  # a folder for each way to generate
+        inside(trained.folder, images.folder)
         distances.check_counts(metrics, network, args.count, len(real))
         return images
     source = open_target(args.target, args.skip_corrupt, 3 if network.metric == "fid" else real.shape[0])

@@ -15,6 +15,7 @@ from noisewise.generation.image_grid import save_grid
 from noisewise.generation.sets import PRECISIONS, ImageSet, fill, image_set
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import WEIGHTS, Trained, load_trained
+from noisewise.training.plain_files import inside
 from noisewise.training.writing import writing
 
 ENDINGS = {"npz": ".npz", "grid": ".png"}
@@ -106,7 +107,8 @@ def main(arguments: list[str]) -> int:
     device = prepare_processes(place(args.device))
     trained = load_trained(args.run, step=args.step, weights=args.model_weights, device=device, trust=args.trust)
     ending = ENDINGS.get(args.format, "")
-    out = args.out or trained.folder / "generated" / f"step-{trained.step:08d}-seed-{args.seed}{ending}"
+    name = f"step-{trained.step:08d}-seed-{args.seed}{ending}"
+    out = args.out or inside(trained.folder, trained.folder / "generated" / name)
     format = args.format or {ending: name for name, ending in ENDINGS.items()}.get(out.suffix.lower(), "png")
     if format == "png" and out.suffix.lower() in NO_FOLDERS:
         raise ValueError(f"--out {out.name}: a grid is written as .png, many images into a folder or an .npz file")

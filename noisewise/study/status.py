@@ -5,6 +5,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from noisewise.training.plain_files import open_new
+
 STATUS = "status.json"
 
 
@@ -19,7 +21,8 @@ class Status:
     def write(self, folder: Path) -> None:
         """Replace the file; without waiting for the disk, since nothing depends on it."""
         temporary = folder / f".{STATUS}-{os.getpid()}"
-        temporary.write_text(json.dumps(asdict(self)))
+        with open_new(temporary) as file:
+            file.write(json.dumps(asdict(self)).encode())
         temporary.replace(folder / STATUS)
 
     @staticmethod

@@ -22,6 +22,7 @@ from noisewise.study.outcome import FAILURE, LOG, Failure, write_failure
 from noisewise.study.status import Status, forget_status
 from noisewise.training.checkpoint import steps_in
 from noisewise.training.config import Config
+from noisewise.training.plain_files import open_own
 from noisewise.training.progress import Progress, summary
 from noisewise.training.run import Run
 from noisewise.training.run_folder import FolderInUse
@@ -207,7 +208,8 @@ def logged(folder: Path) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = {number: os.dup(number) for number in (1, 2)}
-    with (folder / LOG).open("a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
+    descriptor = open_own(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with open(descriptor, "a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
         try:
             for number in kept:
                 os.dup2(file.fileno(), number)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.training.plain_files import make_folder, sync
+from noisewise.training.plain_files import make_folder, open_new, sync
 
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})")
@@ -270,7 +270,10 @@ def set_aside_after(folder: Path, step: int) -> None:
 def sweep(folder: Path) -> None:
     """Remove what a killed process left half-written."""
     for path in folder.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(path, ignore_errors=True)
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _savable(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -278,7 +281,7 @@ def _savable(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
+    with open_new(path) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -25,7 +25,7 @@ import noisewise
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
 from noisewise.training.options import as_yaml, changed, load_config
-from noisewise.training.plain_files import make_folder, sync
+from noisewise.training.plain_files import inside, make_folder, open_new, open_own, sync
 from noisewise.training.writing import writing
 
 
@@ -71,6 +71,8 @@ class RunFolder:
             raise FileExistsError(f"{self.path} holds what a run has left, but no config.yaml: give another --out")
         with writing(f"--out {self.path}", self.path):
             make_folder(self.path)
+            for name in ("checkpoints", "samples"):
+                inside(self.path, self.path / name)
             self._take_lock()
             if not self.config_file.exists():
                 self.write_config(config)
@@ -83,7 +85,7 @@ class RunFolder:
 
     def _take_lock(self) -> None:
         """Two processes in one folder would destroy each other's checkpoints."""
-        self._lock = (self.path / ".lock").open("w")
+        self._lock = os.fdopen(open_own(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+")
         _OPEN.add(self)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,7 +128,7 @@ class RunFolder:
 
     @staticmethod
     def _append(path: Path, row: dict[str, Any]) -> None:
-        with path.open("ab+") as file:
+        with open(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab+") as file:
             if file.tell():  # a line that a kill or a full disk has cut off must not take this one with it
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
@@ -161,8 +163,8 @@ def replace_file(path: Path, text: str) -> None:
     """Write a file so that it is either the old one or the new one, whatever happens."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        with temporary.open("w") as file:
-            file.write(text)
+        with open_new(temporary) as file:
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

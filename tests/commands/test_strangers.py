@@ -1,5 +1,6 @@
 """The folder of a stranger: nothing that it names is run, written through, or waited for."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from noisewise.commands.cli import main
-from noisewise.training.run_folder import git_state
+from noisewise.study.status import Status
+from noisewise.training.plain_files import inside
+from noisewise.training.run_folder import git_state, replace_file
 from tests.generation.runs import copy_of_run
 
 COMMANDS = {
@@ -104,3 +107,66 @@ def test_a_command_of_a_stranger_s_repository_is_not_run(kind, tmp_path, monkeyp
     assert not planted.exists()
     assert state is not None
     assert state.endswith("+" if kind == "fsmonitor" else "?")
+
+
+LINKS = {
+    ".lock": "resume",
+    "environment.jsonl": "resume",
+    "metrics.jsonl": "evaluate",
+    "samples": "resume",
+    "checkpoints": "resume",
+    "generated": "generate",
+}
+
+
+@pytest.mark.parametrize(("name", "command"), LINKS.items())
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_written_never_leaves_the_folder_through_a_link(kind, name, command, tmp_path, call):
+    run, precious = copy_of_run(tmp_path), tmp_path / "precious"
+    is_folder = name in ("samples", "checkpoints", "generated")
+    if kind == "pipe" and is_folder:
+        pytest.skip("a folder is no pipe")
+    if is_folder:
+        precious.mkdir()
+        if (run / name).exists():
+            (run / name).rename(precious / "inner")
+            precious = precious / "inner"
+    else:
+        precious.write_text("precious\n")
+        (run / name).unlink(missing_ok=True)
+    if kind == "link":
+        (run / name).symlink_to(precious)
+    else:
+        os.mkfifo(run / name)
+    before = everything(precious)
+    more = ["--steps", "14", "--log.samples_every", "1"] if command == "resume" else []
+    status, said = call(COMMANDS[command], *more)
+    assert everything(precious) == before
+    assert status == 1
+    assert f"{name} is a link, or no plain file" in said
+
+
+def everything(path):
+    """All names and contents below a path."""
+    if path.is_dir():
+        return {str(one.relative_to(path)): one.read_bytes() for one in path.rglob("*") if one.is_file()}
+    return path.read_bytes()
+
+
+def test_a_temporary_file_is_not_written_through_a_link(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("precious\n")
+    (tmp_path / f".config.yaml-{os.getpid()}").symlink_to(precious)
+    replace_file(tmp_path / "config.yaml", "steps: 3\n")
+    Status("training", 3, 1.0).write(tmp_path)
+    (tmp_path / f".status.json-{os.getpid()}").symlink_to(precious)
+    Status("training", 4, 1.0).write(tmp_path)
+    assert precious.read_text() == "precious\n"
+    assert (tmp_path / "config.yaml").read_text() == "steps: 3\n"
+    assert Status.read(tmp_path).step == 4
+
+
+@pytest.mark.parametrize("path", ["a/../../b", "../b"])
+def test_a_path_inside_a_folder_does_not_climb_out(path, tmp_path):
+    with pytest.raises(ValueError, match="is not in"):
+        inside(tmp_path, tmp_path / path)
