@@ -105,7 +105,7 @@ class Run:
             if self.main:
                 checkpoint.set_aside_after(self.folder.checkpoints, found.step)
         if self.main:
-            self.folder.forget_after(found.step if found is not None else 0)
+            self.folder.forget_after(found.step if found is not None else 0, self.progress.tell)
 
     def advance(self, stop: StopRequest | None = None) -> Iterator[int]:
         """Train, yielding the step after each; ends at the end of the budget or, checkpoint saved, when asked to stop."""

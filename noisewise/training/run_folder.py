@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,9 +24,12 @@ from torch import Tensor
 import noisewise
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
+from noisewise.training.jsonl import read_lines, read_rows
 from noisewise.training.options import as_yaml, changed, load_config
 from noisewise.training.plain_files import inside, make_folder, open_new, open_own, sync
 from noisewise.training.writing import writing
+
+__all__ = ["FolderInUse", "RunFolder", "environment", "git_state", "read_rows", "replace_file"]
 
 
 class FolderInUse(RuntimeError):
@@ -117,14 +120,25 @@ class RunFolder:
         return checkpoint.save(self.checkpoints, step, tensors, state, skipped)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl; a torn last line is left out."""
-        return read_rows(self.metrics_file)
+        """The rows of metrics.jsonl; lines that are none are left out."""
+        return [line.row for line in read_lines(self.metrics_file) if line.row is not None and _is_ours(line.row)]
 
-    def forget_after(self, step: int) -> None:
-        """Drop the rows of steps that will be made again."""
+    def forget_after(self, step: int, tell: Callable[[str], None] = lambda message: None) -> None:
+        """Drop the rows of steps that will be made again; damaged lines go into another file, and `tell` is told."""
+        lines = list(read_lines(self.metrics_file))
+        rows = [line.row for line in lines if line.row is not None and _is_ours(line.row)]
+        damaged = [line for line in lines if not line.torn and (line.row is None or not _is_ours(line.row))]
+        if damaged:
+            aside = self.path / "metrics.damaged.jsonl"
+            with open(open_own(aside, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+                file.writelines(line.text for line in damaged)
+            sync(aside)
+            which = ", ".join(str(line.number) for line in damaged[:5]) + (", ..." if len(damaged) > 5 else "")
+            tell(
+                f"{self.metrics_file}: damaged in line {which}; moved to {aside.name}, and going on with the {len(rows)} others"
+            )
         if self.metrics_file.exists():
-            kept = [row for row in self.metrics() if row.get("step", 0) <= step]
-            replace_file(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
+            replace_file(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows if row.get("step", 0) <= step))
 
     @staticmethod
     def _append(path: Path, row: dict[str, Any]) -> None:
@@ -134,6 +148,11 @@ class RunFolder:
                 if file.read(1) != b"\n":
                     file.write(b"\n")
             file.write(json.dumps(row).encode() + b"\n")
+
+
+def _is_ours(row: dict[str, Any]) -> bool:
+    """Whether the numbers that a run goes on by are numbers."""
+    return type(row.get("step", 0)) is int and type(row.get("share", 0)) in (int, float)
 
 
 _OPEN: weakref.WeakSet[RunFolder] = weakref.WeakSet()
@@ -146,17 +165,6 @@ def _end_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_end_in_child)
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file, without a last line that a kill has cut off."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
 
 
 def replace_file(path: Path, text: str) -> None:

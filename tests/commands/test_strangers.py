@@ -170,3 +170,14 @@ def test_a_temporary_file_is_not_written_through_a_link(tmp_path):
 def test_a_path_inside_a_folder_does_not_climb_out(path, tmp_path):
     with pytest.raises(ValueError, match="is not in"):
         inside(tmp_path, tmp_path / path)
+
+
+@pytest.mark.parametrize("bad", [b"5\n", b"\xff\n", b'{"step": {}}\n'])
+def test_a_damaged_line_of_metrics_does_not_keep_a_run_from_going_on(bad, tmp_path, call):
+    run = copy_of_run(tmp_path)
+    rows = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(rows + bad)
+    status, said = call(COMMANDS["resume"], "--steps", "14")
+    assert status == 0, said
+    assert f"metrics.jsonl: damaged in line {rows.count(bytes([10])) + 1}" in said
+    assert (run / "metrics.jsonl").read_bytes().startswith(rows)

@@ -327,3 +327,54 @@ def test_the_settings_are_readable_without_this_package(folder):
     folder.begin(load_preset("digits"), resume=False)
     assert folder.config_file.read_text() == as_yaml(load_preset("digits"))
     assert "  lr: 0.003\n" in folder.config_file.read_text()
+
+
+BAD_LINES = {
+    "a number": b"5\n",
+    "a list": b"[1]\n",
+    "no text": b"\xff\xfe\n",
+    "half of a row": b'{"step": 3, "lo\n',
+    "a step that is a word": b'{"step": "x"}\n',
+    "a step that is a list": b'{"step": [1]}\n',
+    "a step that is NaN": b'{"step": NaN}\n',
+    "a share that is no number": b'{"kind": "evaluation", "step": 1, "share": [1]}\n',
+    "a number that is too long": b'{"step": ' + b"9" * 9999 + b"}\n",
+    "brackets without end": b"[" * 99999 + b"\n",
+    "nothing at all": b"null\n",
+}
+
+
+@pytest.mark.parametrize("where", [0, 1, 2])
+@pytest.mark.parametrize("bad", BAD_LINES.values(), ids=BAD_LINES)
+def test_a_damaged_line_is_named_and_set_aside_and_the_others_stay(bad, where, folder):
+    folder.begin(load_preset("digits"), resume=False)
+    lines = [b'{"step": 1}\n', b'{"step": 2}\n']
+    folder.metrics_file.write_bytes(b"".join([*lines[:where], bad, *lines[where:]]))
+    told = []
+    folder.forget_after(9, told.append)
+    assert folder.metrics() == [{"step": 1}, {"step": 2}]
+    assert folder.metrics_file.read_bytes() == b"".join(lines)
+    assert (folder.path / "metrics.damaged.jsonl").read_bytes() == bad
+    assert len(told) == 1
+    assert f"{folder.metrics_file}: damaged in line {where + 1}" in told[0]
+    folder.forget_after(9, pytest.fail)
+
+
+def test_a_cut_off_end_is_no_damage(folder):
+    """It is what a kill leaves, and the step is made again."""
+    folder.begin(load_preset("digits"), resume=False)
+    folder.metrics_file.write_bytes(b'{"step": 1}\n{"step": 2, "lo')
+    folder.forget_after(9, pytest.fail)
+    assert folder.metrics() == [{"step": 1}]
+    assert not (folder.path / "metrics.damaged.jsonl").exists()
+
+
+def test_a_file_of_rows_without_end_is_refused(tmp_path):
+    with (tmp_path / "rows.jsonl").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(OSError, match="line 1 has more than"):
+        read_rows(tmp_path / "rows.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in (tmp_path / "pipe.jsonl", Path("/dev/zero")):
+        with pytest.raises(OSError, match="no plain file"):
+            read_rows(path)
