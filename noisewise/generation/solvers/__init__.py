@@ -1,5 +1,8 @@
 """Numerical solvers that turn noise into samples, for every process, prediction and spacing.
 
+Ours, because diffusers' schedulers know DDPM's timesteps and their own flow only, hold state between steps, and draw their own
+noise: here one path serves all processes, and image i depends on the seed and on i alone. Tests compare the two.
+
 ======  ============================================================  ===========================================
 name    method                                                        options
 ======  ============================================================  ===========================================

@@ -86,7 +86,7 @@ def beta_masses(ab: Tensor, edges: Tensor) -> Tensor:
 
 
 class Adam(nn.Module):
-    """Adam for a handful of tensors, its state in buffers, so that it is saved and moved with the policy."""
+    """Adam for a handful of tensors, its state in buffers: saved and moved with the policy, as torch's optimizers are not."""
 
     def __init__(self, parameters: Sequence[Tensor], lr: float, clip: float = 1.0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Triton kernels of norm.py.
+"""Triton kernels of norm.py. Ours, because torch.compile leaves GroupNorm, SiLU and dropout in several passes over memory.
 
 A program has a few groups of channels of one image, and goes through its pixels twice, ROWS at a time, channels last: for sums,
 then for values. Where ROWS covers the image, the compiler sees that both passes read the same and keeps it; hence nothing is to

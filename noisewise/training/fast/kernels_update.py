@@ -1,5 +1,5 @@
 """Triton kernels of update.py. Tensors are known by their addresses in a table, so that one launch reaches all of them; an
-address of 0 stands for none."""
+address of 0 stands for none. Ours, because torch's fused Adam neither clips nor averages weights: three passes, not one."""
 
 import triton
 import triton.language as tl
