@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from noisewise.analysis.cost_model import hold, interval, overhead
+from noisewise.analysis.cost_model import PAPER_STEP, hold, interval, overhead, published
 from noisewise.recipes import Recipe, recipe
-from noisewise.samplers import Uniform
+from noisewise.samplers import AdaptiveSampler, Sampler, Uniform
 from noisewise.samplers.adaptive.reinforce import ReinforceEstimator
 from noisewise.spec import build_process, parse
 from noisewise.training.config import Config
@@ -148,6 +148,14 @@ def step_in_forwards(trainer: Trainer, plain: float, repeats: int = 9) -> float:
     return plain / statistics.median(times)
 
 
+def as_published(sampler: Sampler, batch: int) -> float | None:
+    """The overhead by the paper's own account, of a sampler that is a policy gradient."""
+    estimator = sampler.estimator if isinstance(sampler, AdaptiveSampler) else None
+    if not isinstance(estimator, ReinforceEstimator):
+        return None
+    return published(len(estimator.edges) - 1, batch, estimator.chosen, estimator.every) / PAPER_STEP
+
+
 def measure(trainer: Trainer, spec: str, seconds: float) -> dict[str, Any]:
     """One sampler on one model, as a row."""
     batch = trainer.config.batch
@@ -166,6 +174,7 @@ def measure(trainer: Trainer, spec: str, seconds: float) -> dict[str, Any]:
         "forward": forward,
         "trained": trained,
         "predicted": overhead(other.sampler, batch),
+        "published": as_published(other.sampler, batch),
         "counted": 1 + (forward + 3 * trained) / (3 * batch * times.every),
         "measured": times.ratio(),
         "low": low,

@@ -8,9 +8,9 @@ import pytest
 
 import noisewise
 from noisewise.analysis import cost_model, overhead
-from noisewise.analysis.cost_model import Cost, filled, hold, interval, published
+from noisewise.analysis.cost_model import PAPER_STEP, Cost, by_samples, filled, hold, interval, published, update
 from noisewise.analysis.moments_of_training import opened
-from noisewise.analysis.overhead import settings, whole_numbers
+from noisewise.analysis.overhead import section_9, settings, whole_numbers
 from noisewise.analysis.step_cost import LEAST, Times, configured, counted, counting, recipes, step
 from noisewise.commands.cli import main
 from noisewise.processes import DDPM
@@ -31,22 +31,32 @@ def trainer():
         yield made
 
 
-def test_the_papers_formula_at_its_own_settings():
-    """2 * 3 + 2 * 1000 / 128 = 21.6 forwards, once in 40 steps: 0.54 forwards a step."""
-    assert published(1000, 128, step=1) == pytest.approx(1.5406, abs=1e-4)
-    assert published(1000, 128) == pytest.approx(1.1802, abs=1e-4)
+def test_the_papers_account_of_its_own_settings():
+    """Section 9: t_iter = 4, the policy 1, an update "approximately 21" and 4 for the policy, once in 40 steps: 5.63, 1.41."""
+    assert update(1000, 128) == 21.625
+    assert published(1000, 128, rounded=True) == 4 + 1 + (21 + 4) / 40 == 5.625
+    assert round(published(1000, 128, rounded=True) / PAPER_STEP, 2) == 1.41
+    assert published(1000, 128) == pytest.approx(5.640625)
+    assert round(published(1000, 128) / PAPER_STEP, 2) == 1.41
 
 
-def test_the_stated_141_needs_a_step_of_a_third_more_than_a_forward_pass():
-    assert published(1000, 128, step=1.3186) == pytest.approx(1.41, abs=1e-4)
+def test_the_same_by_samples_through_the_model():
+    """21.6 forwards once in 40 steps: 0.54 a step of 3."""
+    assert by_samples(1000, 128) == pytest.approx(1.1802, abs=1e-4)
+    assert by_samples(1000, 128, step=1) == pytest.approx(1.5406, abs=1e-4)
+
+
+def test_the_analysis_says_the_papers_figure_and_ours():
+    said = section_9()
+    assert [figure in said for figure in ("5.625", "5.641", "1.41", "1.18")] == [True] * 4
 
 
 @pytest.mark.parametrize(("steps", "batch"), [(1000, 128), (512, 64), (100, 100)])
 def test_our_version_of_the_published_method_costs_what_the_formula_says(steps, batch):
     sampler = noisewise.recipe("paper_cifar10", DDPM.linear(steps)).sampler
-    assert cost_model.overhead(sampler, batch) == pytest.approx(published(steps, batch), rel=2e-3)  # but for filled-up calls
+    assert cost_model.overhead(sampler, batch) == pytest.approx(by_samples(steps, batch), rel=2e-3)  # but for filled-up calls
     exact = noisewise.recipe(f"paper_cifar10:probe_batch={steps + 3 * batch}", DDPM.linear(steps)).sampler
-    assert cost_model.overhead(exact, batch) == pytest.approx(published(steps, batch), rel=1e-12)
+    assert cost_model.overhead(exact, batch) == pytest.approx(by_samples(steps, batch), rel=1e-12)
 
 
 SPECS = [
@@ -194,6 +204,8 @@ def test_the_analysis_measures_every_sampler_at_every_setting():
     for row in result.rows:
         assert row["counted"] == pytest.approx(row["predicted"])
         assert row["low"] <= row["measured"] <= row["high"]
+        paper = published(row["T"], row["batch"]) / PAPER_STEP if row["sampler"] == "paper_cifar10" else None
+        assert row["published"] == paper
         assert row["rounds"] == LEAST
     assert len(result.figure.axes) == 4
     assert [said.partition(":")[0] for said in result.says[:2]] == ["adaptive", "paper_cifar10"]
