@@ -141,7 +141,7 @@ def _yaml(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
 
 
-SHARED_FLAGS = ("--run", "--preset", "--points", "--out", "--formats")  # by most analyses, explained once
+SHARED_FLAGS = ("--run", "--trust", "--preset", "--points", "--out", "--formats")  # by most analyses, explained once
 
 
 def analysis(rows: Rows, name: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from noisewise.commands.parser import Parser
 from noisewise.generation.run_samples import draw_samples
+from noisewise.models.trust import check_trusted, is_import_path, remember
 from noisewise.training.options import config_parser, parse_config, preset_names, with_files
 from noisewise.training.progress import Shown
 from noisewise.training.run import dry_run, train
@@ -25,6 +26,14 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--out", metavar="DIR", help="the run's folder; by default runs/NAME-SAMPLER-SEED")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or begin it")
+    parser.add_argument("--resume-from", type=int, metavar="STEP", help="continue it from that checkpoint")
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="let --resume import the model NAME that only --out names",
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="build everything, make two steps on noise, print parameters, memory and time"
     )
@@ -39,16 +48,22 @@ def settings_help() -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Train, or say what it would take."""
-    stored = Path(args.out) / "config.yaml" if args.out and args.resume else None
-    words = [*args.settings, *(["--out", args.out] if args.out else [])]
-    config = parse_config(config_parser(), with_files(words, args.preset, stored), args.parser.flags())
+    parser, resume = config_parser(), args.resume or args.resume_from is not None
+    stored = Path(args.out) / "config.yaml" if args.out and resume else None
+    given = with_files([*args.settings, *(["--out", args.out] if args.out else [])], args.preset)
+    config = parse_config(parser, given, args.parser.flags(), stored)
+    if stored is not None and is_import_path(config.model.name):
+        own = parser.parse_args(given)["model.name"] == config.model.name
+        check_trusted(config.model.name, stored, [config.model.name] if own else args.trust)
+        remember(config.model.name)
     main_process = os.environ.get("RANK", "0") == "0"
     if args.dry_run:
         said = dry_run(config)
         for name, value in said.items() if main_process else ():
             print(f"{name:18s} {f'{value:,}' if isinstance(value, int) else value}")
         return 0
-    folder = train(config, resume=args.resume, progress=Shown() if main_process else None, draw=draw_samples)
+    progress = Shown() if main_process else None
+    folder = train(config, resume=resume, step=args.resume_from, progress=progress, draw=draw_samples)
     if main_process:
         print(f"run: {folder}")
     return 0

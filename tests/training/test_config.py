@@ -237,9 +237,9 @@ def test_the_later_one_wins(tmp_path):
 
 def test_a_stored_configuration_comes_before_presets_and_arguments(tmp_path):
     stored = tmp_path / "config.yaml"
-    assert with_files(["--steps=1"], stored=stored) == ["--steps=1"]
+    assert parse_config(config_parser(), ["--steps=1"], stored=stored) == parsed("--steps=1")
     stored.write_text(as_yaml(load_preset("cifar10", "--batch=32")))
-    config = parsed(*with_files(["--steps=1"], ["digits"], stored))
+    config = parse_config(config_parser(), with_files(["--steps=1"], ["digits"]), stored=stored)
     assert (config.steps, config.batch, config.data.flip) == (1, 192, True)
 
 
