@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     words = [word.partition("=")[0] for word in rest]
     if "--sampler" in words or "--seed" in words:
         raise ValueError("compare takes --samplers and --seeds, not --sampler and --seed")
-    for word in ("--steps", "--seconds"):
+    for word in ("--steps", "--epochs", "--seconds"):
         if word in words:
             raise ValueError(f"compare takes --budget, as in 1000it or 30s, not {word}")
     if known.schedules is not None and "--process" in words:

@@ -4,7 +4,8 @@
 name (`--optimizer.lr 1e-4`). The names of samplers, weightings and processes are spec strings (docs/specs.md).
 """
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from noisewise.objective import LossKind, Objective, Prediction
@@ -142,6 +143,7 @@ class Config:
         sigma_data: the standard deviation of the data, for the edm prediction.
         sampler: how timesteps are drawn and losses weighted, as in "lognormal+minsnr".
         steps: optimizer steps.
+        epochs: passes over the data, instead of steps; the steps that they are become known when the data are opened.
         seconds: end after so much time in training steps, if that comes first; null for no limit.
         batch: samples in one optimizer step, over all processes and accumulated micro-batches.
         accumulation: micro-batches in one optimizer step.
@@ -170,6 +172,7 @@ class Config:
     sigma_data: float = 0.5
     sampler: str = "adaptive"
     steps: int = 100_000
+    epochs: float | None = None
     seconds: float | None = None
     batch: int = 128
     accumulation: int = 1
@@ -201,6 +204,7 @@ class Config:
             "log.sample_steps": self.log.sample_steps,
             "optimizer.lr": self.optimizer.lr,
             "optimizer.eps": self.optimizer.eps,
+            "epochs": 1 if self.epochs is None else self.epochs,
             "seconds": 1 if self.seconds is None else self.seconds,
             "optimizer.clip": 1 if self.optimizer.clip is None else self.optimizer.clip,
         }
@@ -235,6 +239,10 @@ class Config:
             )
         objective = self.objective()
         build(self.sampler, objective.process, objective=objective)
+
+    def for_data(self, samples: int) -> "Config":
+        """The configuration with the steps that its epochs are over so many samples; the last step may go beyond them."""
+        return self if self.epochs is None else replace(self, steps=math.ceil(self.epochs * samples / self.batch))
 
     def objective(self) -> Objective:
         """What is trained: the process, what the model predicts, and the loss."""

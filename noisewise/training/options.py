@@ -118,7 +118,7 @@ def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[
     `others` are options of the command besides those of the configuration, for the suggestions.
     """
     try:
-        namespace = parser.parse_args(arguments)
+        namespace = parser.parse_args([*arguments, *_without_earlier_epochs(arguments)])
     except (ArgumentError, UnicodeDecodeError) as error:
         for file in config_files(arguments):
             with _reading(parser, file):  # is it one of these?
@@ -135,11 +135,33 @@ def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[
     return with_words(to_config(parser, namespace), texts, [word.partition("=")[0] for word in arguments])
 
 
+def _without_earlier_epochs(arguments: Sequence[str]) -> list[str]:
+    """Steps that come after a file's epochs are meant instead of them: the argument that takes the epochs back, if so."""
+    words = [word.partition("=")[0] for word in arguments]
+    if {"--steps", "--epochs"} <= {*words}:
+        raise ValueError("give --steps or --epochs, not both")
+    given: list[set[str]] = []
+    for place, word in enumerate(words):
+        files = config_files(arguments[place : place + 2]) if word == "--config" else []
+        given += [{word}, *({f"--{name}" for name in _names_in(file)} for file in files)]
+    last = next((names for names in reversed(given) if {"--steps", "--epochs"} & names), {"--epochs"})
+    return [] if "--epochs" in last else ["--epochs=null"]
+
+
+def _names_in(file: Path) -> set[str]:
+    """The settings and groups that a file names; none if it is no YAML, which is told elsewhere."""
+    try:
+        content = get_loader("yaml")(file.read_text())
+    except (UnicodeDecodeError, yaml.YAMLError):
+        return set()
+    return {*content} if isinstance(content, dict) else set()
+
+
 def config_files(arguments: Sequence[str]) -> list[Path]:
     """The files that arguments name with --config, if they are there."""
-    after = [value for word, value in pairwise(arguments) if word == "--config"]
-    joined = [word.removeprefix("--config=") for word in arguments if word.startswith("--config=")]
-    return [Path(name) for name in (*after, *joined) if os.path.isfile(name)]  # others are settings written in one line
+    words = [(word, after) for word, after in pairwise((*arguments, "")) if word.partition("=")[0] == "--config"]
+    names = [after if word == "--config" else word.removeprefix("--config=") for word, after in words]
+    return [Path(name) for name in names if os.path.isfile(name)]  # others are settings written in one line
 
 
 def with_words(config: Config, texts: Sequence[str], given: Sequence[str] = ()) -> Config:
@@ -228,6 +250,8 @@ def changed(old: Config, new: Config) -> tuple[list[str], list[str]]:
     others: list[str] = []
     for name in {**before, **after}:
         if name != "out" and before.get(name) != after.get(name):
+            if name == "steps" and new.epochs is not None:
+                continue  # known when the data are opened
             fixed = name.partition(".")[0] in PINNED and name not in free
             (pinned if fixed else others).append(f"{name}: {_told_apart(before.get(name), after.get(name))}")
     return pinned, others

@@ -59,12 +59,14 @@ class Run:
                 self._changed = self.folder.begin(config, resume)
                 checkpoint.sweep(self.folder.checkpoints)
         try:
-            self.trainer = Trainer(config, build_parts(config), self.accelerator, self.progress.tell)
+            parts = build_parts(config)
+            self.config = config = config.for_data(len(parts.source))
+            self.trainer = Trainer(config, parts, self.accelerator, self.progress.tell)
             found = checkpoint.newest_for_all(self.folder.checkpoints, self.progress.tell) if resume else None
             self._begin_from(found)
             self.trainer.tensors()  # what cannot be saved is known now, not at the first checkpoint
             self.trainer.state()
-            if self.main and not self._new and config.steps >= self.trainer.step:
+            if self.main and config.steps >= self.trainer.step:
                 self.folder.write_config(config)
         except BaseException:
             self.forget()
@@ -79,7 +81,8 @@ class Run:
             before, now = found.state["processes"], distributed.world_size()
             changed = f" (with {now} processes instead of {before}: not bit for bit)" if before != now else ""
             if self.trainer.finished():
-                more = "--steps" if found.step >= self.config.steps else "--seconds"
+                length = "--steps" if self.config.epochs is None else "--epochs"
+                more = length if found.step >= self.config.steps else "--seconds"
                 self.progress.tell(f"{self.folder.path} ended at step {found.step}: nothing to do; more {more} would go on")
             else:
                 others = f", with {'; '.join(self._changed)}" if self._changed else ""
@@ -160,7 +163,7 @@ def train(config: Config, *, resume: bool = False, progress: Progress | None = N
     with StopRequest() as stop:
         run = Run(config, resume=resume, progress=progress, draw=draw)
         try:
-            with run.progress.running(config, run.trainer.step):
+            with run.progress.running(run.config, run.trainer.step):
                 for _ in run.advance(stop):
                     pass
             if stop.requested:
@@ -178,7 +181,10 @@ def train(config: Config, *, resume: bool = False, progress: Progress | None = N
 
 
 def dry_run(config: Config, steps: int = 2) -> dict[str, Any]:
-    """Build everything, make two steps on noise of the data's shape, and say what a run would take."""
+    """Build everything, make two steps on noise of the data's shape, and say what a run would take.
+
+    The data need not be there, so epochs are not turned into steps.
+    """
     config.check()
     accelerator = make_accelerator(config)
     trainer = Trainer(config, build_parts(config, synthetic=True), accelerator)

@@ -39,6 +39,7 @@ OTHER = {  # for each setting, a value that it has neither by default nor in the
     "sigma_data": 0.75,
     "sampler": "lognormal+minsnr:gamma=3",
     "steps": 11,
+    "epochs": 2.5,
     "seconds": 1.5,
     "batch": 12,
     "accumulation": 2,
@@ -190,7 +191,8 @@ def test_any_setting_can_be_overridden_and_nothing_else_changes(name, way, tmp_p
 
 
 @given(
-    names=st.sets(st.sampled_from([name for name in OTHER if name != "accumulation"]), max_size=12), split=st.integers(0, 12)
+    names=st.sets(st.sampled_from([name for name in OTHER if name not in ("accumulation", "steps")]), max_size=12),
+    split=st.integers(0, 12),
 )
 @settings(max_examples=25, deadline=None)
 def test_any_settings_together_survive_a_file_and_the_command_line(names, split, tmp_path_factory):
@@ -232,6 +234,44 @@ def test_the_later_one_wins(tmp_path):
     assert parsed("--steps=9", "--config", first).steps == 5
     both = parsed(*with_files([], ["digits", "cifar10"]))
     assert (both.name, both.steps, both.log.every) == ("cifar10", 1_000_000, 100)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps", "epochs"),
+    [
+        (["epochs"], 100_000, 3),
+        (["both"], 7, 3),  # as in the config.yaml of a run: the steps are what the epochs were
+        (["both", "steps"], 5, None),
+        (["steps", "epochs"], 5, 3),
+        (["epochs", "--steps=9"], 9, None),
+        (["--steps=9", "epochs"], 9, 3),
+        (["steps", "--epochs=0.5"], 5, 0.5),
+        (["epochs", "--name=--steps"], 100_000, 3),
+    ],
+)
+def test_the_later_of_steps_and_epochs_counts(arguments, steps, epochs, tmp_path, capsys):
+    files = {"steps": "steps: 5\n", "epochs": "epochs: 3\n", "both": "steps: 7\nepochs: 3\n"}
+    for name, text in files.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    given = [f"--config={tmp_path / one}.yaml" if one in files else one for one in arguments]
+    config = parsed(*given)
+    assert (config.steps, config.epochs) == (steps, epochs)
+    with pytest.raises(SystemExit):
+        parsed(*given, "--print-config")
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert (printed["steps"], printed["epochs"]) == (steps, epochs)
+
+
+def test_steps_and_epochs_on_one_line_are_refused():
+    with pytest.raises(ValueError, match="give --steps or --epochs, not both"):
+        parsed("--steps=3", "--epochs=3")
+
+
+def test_epochs_are_as_many_steps_as_the_data_need():
+    assert Config(batch=128, epochs=2040).for_data(50_000).steps == 796_875  # Table 7 of arXiv 2411.09998
+    assert Config(batch=10, epochs=1).for_data(11).steps == 2
+    assert Config(batch=10, epochs=0.5).for_data(11).steps == 1
+    assert Config(batch=10, steps=7).for_data(11).steps == 7
 
 
 def test_a_stored_configuration_comes_before_presets_and_arguments(tmp_path):
@@ -385,6 +425,7 @@ def test_a_file_that_cannot_be_understood_is_explained(text, message, tmp_path):
 
 IMPOSSIBLE = {
     "steps": 0,
+    "epochs": 0.0,
     "batch": 0,
     "accumulation": 0,
     "max_bad_steps": 0,
@@ -481,7 +522,8 @@ def test_the_defaults_are_possible():
 
 
 FREE = {
-    *("name", "out", "steps", "seconds", "accumulation", "precision", "device", "parallel", "compile", "fast", "max_bad_steps"),
+    *("name", "out", "steps", "epochs", "seconds", "accumulation", "precision", "device", "parallel", "compile", "fast"),
+    "max_bad_steps",
     *("data.path", "data.shape", "data.classes", "data.resident", "data.workers", "optimizer.lr", "optimizer.clip"),
     *(name for name in OTHER if name.startswith(("checkpoint.", "log."))),
 }
