@@ -7,6 +7,7 @@ included. The command may be stopped or killed at any time: the same command goe
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from noisewise.spec import split_specs
@@ -14,8 +15,10 @@ from noisewise.study.budget import with_budget
 from noisewise.study.conduct import combinations, conduct
 from noisewise.study.launch import add_launcher_options, chosen_launcher
 from noisewise.study.outcome import LOG, Comparison, Plan
-from noisewise.training.options import config_parser, parse_config, with_files
+from noisewise.training.options import config_parser, parse_config, read_mapping, with_files
 from noisewise.training.signals import StopRequest
+
+OF_THE_CONFIGURATION = -1  # images of --headline without a number
 
 
 def main(arguments: list[str]) -> int:
@@ -33,6 +36,11 @@ def main(arguments: list[str]) -> int:
     own = [option for action in first._actions for option in action.option_strings]
     config = parse_config(config_parser(prog="noisewise compare"), with_files(rest, known.preset), own)
     config = with_budget(config, known.budget)
+    planned = config.evaluation
+    if known.data:
+        config = replace(config, evaluation=replace(planned, data=known.data, data_options=known.data_options))
+    if known.headline == OF_THE_CONFIGURATION or (planned.at_end and known.headline is None):
+        known.headline = planned.images
     folder = known.out or Path("out") / config.name
     samplers, schedules = (
         split_specs(known.samplers),
@@ -44,7 +52,7 @@ def main(arguments: list[str]) -> int:
         baseline=samplers[0],
         budget=known.budget,
         evaluate_at=shares(known.evaluate_at),
-        images=known.images,
+        images=planned.quick_images if known.images is None else known.images,
         command=("compare", *arguments),
         headline=known.headline,
     )
@@ -75,11 +83,20 @@ def own_options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--evaluate-at", default="0.25,0.5,0.75,1", help="shares of the budget at which each run is measured; the last is 1"
     )
+    parser.add_argument("--images", type=int, help="generated images of each evaluation; default: evaluation.quick_images")
     parser.add_argument(
-        "--images", type=int, default=1000, help="generated images of each evaluation; 5000 or more for figures"
+        "--headline",
+        type=int,
+        nargs="?",
+        const=OF_THE_CONFIGURATION,
+        metavar="IMAGES",
+        help="one more distance at the end of each run, with evaluation.solver; of evaluation.images images without a number",
     )
     parser.add_argument(
-        "--headline", type=int, metavar="IMAGES", help="one more distance at the end of each run, as in 50000; default: none"
+        "--data", help="real images to compare with, as SOURCE:PATH; needed for latents; default: the run's own"
+    )
+    parser.add_argument(
+        "--data-options", type=read_mapping, default={}, help="settings of that source as YAML, such as {size: 256}"
     )
     parser.add_argument("--out", type=Path, default=None, help="a folder for runs, results and report")
     add_launcher_options(parser)

@@ -4,10 +4,12 @@ import argparse
 import os
 from pathlib import Path
 
-from noisewise.generation.run_samples import draw_samples
+from noisewise.commands import evaluate
+from noisewise.generation.run_samples import draw_samples, evaluation_solver, quick_solver
 from noisewise.training.options import config_parser, parse_config, preset_names, with_files
 from noisewise.training.progress import suitable_progress
 from noisewise.training.run import dry_run, train
+from noisewise.training.signals import StopRequest
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +35,13 @@ def main(arguments: list[str]) -> int:
         for name, value in said.items() if main_process else ():
             print(f"{name:18s} {f'{value:,}' if isinstance(value, int) else value}")
         return 0
-    folder = train(config, resume=known.resume, progress=suitable_progress(main_process), draw=draw_samples)
+    evaluation_solver(config), quick_solver(config)  # what cannot be one is known now, not at the first picture
+    at_end, stop = config.evaluation.at_end, StopRequest()
+    if at_end and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("evaluation.at_end is for one process: run noisewise evaluate afterwards, with the same launcher")
+    folder = train(config, resume=known.resume, progress=suitable_progress(main_process), draw=draw_samples, stop=stop)
     if main_process:
         print(f"run: {folder}")
+    if at_end and not stop.requested:
+        return evaluate.main([str(folder), "--device", config.device])
     return 0

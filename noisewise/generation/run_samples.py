@@ -12,7 +12,34 @@ from noisewise.generation.image_grid import save_grid
 from noisewise.generation.images import generate_batches
 from noisewise.generation.replay import Replay
 from noisewise.generation.solvers import Solver, default_solver
+from noisewise.processes import Process
+from noisewise.spec import build_process
+from noisewise.training.config import Config
 from noisewise.training.run import Run
+
+
+def evaluation_solver(config: Config) -> Solver:
+    """How a run's images are made when it is evaluated: `evaluation.solver`, or the usual one of its process."""
+    process, named = build_process(config.process), config.evaluation.solver
+    return _fitting(Solver.parse(named, process) if named else default_solver(process), process)
+
+
+def quick_solver(config: Config) -> Solver:
+    """The same along the way: `evaluation.quick_solver`, or the usual one with `log.sample_steps` steps."""
+    process, named, steps = build_process(config.process), config.evaluation.quick_solver, config.log.sample_steps
+    if named:
+        return _fitting(Solver.parse(named, process), process)
+    return replace(default_solver(process), steps=min(steps, process.steps or steps))
+
+
+def headline_solver(config: Config) -> Solver:
+    """How the images of a comparison's headline figure are made: as when the run is evaluated, if that is said."""
+    return evaluation_solver(config) if config.evaluation.solver else quick_solver(config)
+
+
+def _fitting(solver: Solver, process: Process) -> Solver:
+    solver.grid(process)  # raises if it asks for more than the process has
+    return solver
 
 
 def draw_samples(run: Run) -> Path | None:
@@ -31,11 +58,9 @@ def run_samples(
 ) -> Tensor:
     """Samples of the averaged weights, from number `first` on, made by all processes together when the model is sharded.
 
-    `check` is called after each batch, and may raise to end it. Without a `solver` it is the process's usual one, with the
-    steps of `log.sample_steps`.
+    `check` is called after each batch, and may raise to end it. Without a `solver` it is the quick one.
     """
-    trainer, steps = run.trainer, run.config.log.sample_steps
-    process, parts = trainer.objective.process, trainer.parts
+    trainer, parts = run.trainer, run.trainer.parts
     made = []
     with run.averaged():
         for _, samples in generate_batches(
@@ -44,7 +69,7 @@ def run_samples(
             parts.source.shape,
             range(first, first + count),
             classes=parts.classes,
-            solver=solver or replace(default_solver(process), steps=min(steps, process.steps or steps)),
+            solver=solver or quick_solver(run.config),
             seed=run.config.seed,
             device=trainer.device,
             clip=1.0 if parts.source.image else None,

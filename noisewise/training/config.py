@@ -118,7 +118,7 @@ class LogConfig:
         trackers: names of Accelerate's trackers (tensorboard, wandb, mlflow, trackio, ...); metrics.jsonl needs none.
         samples_every: steps between two pictures of generated samples; 0 for none.
         samples: how many.
-        sample_steps: steps of the solver for each, and for the images that evaluations of a comparison generate.
+        sample_steps: steps of the solver for each, unless `evaluation.quick_solver` says otherwise.
     """
 
     every: int = 100
@@ -126,6 +126,30 @@ class LogConfig:
     samples_every: int = 0
     samples: int = 64
     sample_steps: int = 50
+
+
+@dataclass
+class EvaluationConfig:
+    """How the images are made by which a run is judged.
+
+    Args:
+        solver: as in "ddim:steps=200", of `noisewise evaluate`, `noisewise generate` and the headline figure of a comparison;
+            null for the process's usual one.
+        images: how many are measured.
+        quick_solver: along the way, in comparisons and for pictures; null for the usual one with `log.sample_steps` steps.
+        quick_images: how many, in comparisons.
+        data: real images, as SOURCE:PATH, if not those that the run is trained on; latents need it.
+        data_options: settings of that source, such as size of an image folder.
+        at_end: let `noisewise train` evaluate the run at its end, and comparisons measure the headline figure.
+    """
+
+    solver: str | None = None
+    images: int = 5000
+    quick_solver: str | None = None
+    quick_images: int = 1000
+    data: str | None = None
+    data_options: dict[str, Any] = field(default_factory=dict)
+    at_end: bool = False
 
 
 @dataclass
@@ -160,6 +184,7 @@ class Config:
         ema: the average of the weights.
         checkpoint: checkpoints.
         log: what is written down on the way.
+        evaluation: how the images are made by which a run is judged.
     """
 
     name: str = "run"
@@ -188,6 +213,7 @@ class Config:
     ema: EMAConfig = field(default_factory=EMAConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def check(self) -> None:
         """Raise ValueError for settings that cannot work, before anything is built."""
@@ -223,6 +249,9 @@ class Config:
         for name, value in not_negative.items():
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
+        for name in ("images", "quick_images"):
+            if getattr(self.evaluation, name) < 2:
+                raise ValueError(f"evaluation.{name} must be >= 2 for a distance, got {getattr(self.evaluation, name)}")
         if not all(0 <= beta < 1 for beta in self.optimizer.betas):
             raise ValueError(f"optimizer.betas must lie in [0, 1), got {self.optimizer.betas}")
         if not 0 <= self.ema.decay < 1:
@@ -237,6 +266,8 @@ class Config:
             raise ValueError(
                 "precision=fp16 scales the loss, which samplers that differentiate do not; use bf16 or fp32 with them"
             )
+        if self.evaluation.at_end and self.data.source == "latents" and self.evaluation.data is None:
+            raise ValueError("evaluation.at_end needs real images to compare with: name them, --evaluation.data folder:images")
         objective = self.objective()
         build(self.sampler, objective.process, objective=objective)
 

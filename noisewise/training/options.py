@@ -22,7 +22,7 @@ from noisewise.suggest import closest
 from noisewise.training.config import FREE_WITHIN, PINNED, Config
 
 PRESETS = Path(__file__).parent / "presets"
-FREE_FORM = ("data", "model")  # groups with `options`, whose names and values only their source or network knows
+FREE_FORM = ("data.options", "model.options", "evaluation.data_options")  # only their source or network knows these
 
 
 def preset_names() -> list[str]:
@@ -104,8 +104,7 @@ def _reason(parser: ArgumentParser, path: Path, error: Exception) -> str:
         what = "there are no settings in it" if content is None else f"{str(content)[:40]!r} is no setting"
         return f"{what}: write them as YAML, one a line, as in steps: 1000"
     known = [option.removeprefix("--") for action in parser._actions for option in action.option_strings]
-    free = tuple(f"{group}.options" for group in FREE_FORM)
-    unknown = [name for name in dotted(content) if name not in known and not name.startswith(free)]
+    unknown = [name for name in dotted(content) if name not in known and not name.startswith(FREE_FORM)]
     if not unknown or unknown[0] in (field.name for field in fields(Config)):  # a group with a single value
         return str(error)
     meant = closest(unknown[0], known)
@@ -125,7 +124,7 @@ def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[
                 parser.parse_string(file.read_text())
         known = [*others, *(option for action in parser._actions for option in action.option_strings)]
         names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
-        free = tuple(f"--{group}.options." for group in FREE_FORM)
+        free = tuple(f"--{name}." for name in FREE_FORM)
         words = [name for name in names if name not in known and not name.startswith(free)]
         close = [meant for word in words if (meant := closest(word, known))]
         hint = f"; did you mean {' or '.join(close)}?" if close and "nrecognized" in str(error) else ""
@@ -172,26 +171,28 @@ def with_words(config: Config, texts: Sequence[str], given: Sequence[str] = ()) 
     """
     read = get_loader("yaml")
     contents = [content for text in texts if isinstance(content := read(text), dict)]
-    for group in FREE_FORM:
-        kept = getattr(config, group).options
-        written = [one for content in contents if (one := _free_options(content, group)) is not None] or [{}]
+    for free in FREE_FORM:
+        group, _, last = free.partition(".")
+        kept = getattr(getattr(config, group), last)
+        written = [one for content in contents if (one := _free_options(content, free)) is not None] or [{}]
         for name, value in written[-1].items():  # those of the last file replace all others
-            overridden = {f"--{group}", f"--{group}.options", f"--{group}.options.{name}"} & {*given}
+            overridden = {f"--{group}", f"--{free}", f"--{free}.{name}"} & {*given}
             word = isinstance(value, str) and name in kept and kept[name] != value and not overridden
-            if word and kept[name] == _read_twice(group, name, value):
+            if word and kept[name] == _read_twice(free, name, value):
                 kept[name] = value
     return config
 
 
-def _read_twice(group: str, name: str, word: str) -> Any:
+def _read_twice(free: str, name: str, word: str) -> Any:
     """What jsonargparse makes of a word among free options."""
-    return _plain_parser().parse_string(yaml.safe_dump({group: {"options": {name: word}}}))[f"{group}.options"][name]
+    return _plain_parser().parse_string(yaml.safe_dump({free: {name: word}}))[free][name]
 
 
-def _free_options(content: dict[str, Any], group: str) -> dict[str, Any] | None:
-    """The free options in what a file says, if it has any: `options` below the group, or under a dotted key."""
+def _free_options(content: dict[str, Any], free: str) -> dict[str, Any] | None:
+    """The free options in what a file says, if it has any: below their group, or under a dotted key."""
+    group, _, last = free.partition(".")
     inner = content.get(group)
-    found = inner["options"] if isinstance(inner, dict) and "options" in inner else content.get(f"{group}.options")
+    found = inner[last] if isinstance(inner, dict) and last in inner else content.get(free)
     return found if isinstance(found, dict) else None
 
 

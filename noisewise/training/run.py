@@ -158,9 +158,19 @@ class Run:
         self.folder.end()
 
 
-def train(config: Config, *, resume: bool = False, progress: Progress | None = None, draw: DrawSamples | None = None) -> Path:
-    """Train to the end, or until a signal asks to stop, and return the run's folder. The arguments are those of `Run`."""
-    with StopRequest() as stop:
+def train(
+    config: Config,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    draw: DrawSamples | None = None,
+    stop: StopRequest | None = None,
+) -> Path:
+    """Train to the end, or until a signal asks to stop, and return the run's folder.
+
+    The arguments are those of `Run`; `stop` is told of such a signal, for those who have to know.
+    """
+    with stop or StopRequest() as stop:
         run = Run(config, resume=resume, progress=progress, draw=draw)
         try:
             with run.progress.running(run.config, run.trainer.step):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from noisewise.spec import build, build_process
 from noisewise.training.config import FREE_WITHIN, PINNED, Config
 from noisewise.training.options import (
+    FREE_FORM,
     PRESETS,
     as_yaml,
     changed,
@@ -79,6 +80,13 @@ OTHER = {  # for each setting, a value that it has neither by default nor in the
     "log.samples_every": 19,
     "log.samples": 4,
     "log.sample_steps": 3,
+    "evaluation.solver": "ddim:steps=7",
+    "evaluation.images": 70,
+    "evaluation.quick_solver": "euler:steps=3",
+    "evaluation.quick_images": 30,
+    "evaluation.data": "folder:pictures",
+    "evaluation.data_options": {"size": 8},
+    "evaluation.at_end": True,
     "optimizer.weight_decay": 0.125,
 }
 NEEDS = {"optimizer.weight_decay": ("optimizer.name", "adamw")}
@@ -87,9 +95,9 @@ DIGITS = {"channels": 16, "multipliers": [1, 2], "blocks": 1, "attention": [], "
 
 
 def leaves(values, prefix=""):
-    """Dotted names and values; the open dicts (`options`) are one value each."""
+    """Dotted names and values; the open dicts (`options`, `data_options`) are one value each."""
     for name, value in values.items():
-        if isinstance(value, dict) and name != "options":
+        if isinstance(value, dict) and not name.endswith("options"):
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
@@ -309,10 +317,11 @@ def test_what_is_written_as_yaml_is_read_back(name, lr, seed, seconds, tmp_path_
 WORDS = {"a": "12", "b": "true", "c": "null", "d": "1e5", "e": "012", "f": "1: 2", "g": "[1]", "h": "word", "i": ["1", 2]}
 
 
-@pytest.mark.parametrize("group", ["data", "model"])
-def test_words_in_quotes_stay_words_among_the_options_of_data_and_model(group, tmp_path):
+@pytest.mark.parametrize("name", FREE_FORM)
+def test_words_in_quotes_stay_words_among_free_options(name, tmp_path):
     config, path = Config(), tmp_path / "config.yaml"
-    getattr(config, group).options = {**WORDS, "number": 12, "truth": True, "nothing": None}
+    group, _, last = name.partition(".")
+    setattr(getattr(config, group), last, {**WORDS, "number": 12, "truth": True, "nothing": None})
     path.write_text(as_yaml(config))
     assert load_config(path) == config
     assert parsed("--config", str(path)) == config
@@ -435,6 +444,8 @@ IMPOSSIBLE = {
     "checkpoint.keep": 0,
     "log.every": -1,
     "log.sample_steps": 0,
+    "evaluation.images": 1,
+    "evaluation.quick_images": 1,
     "optimizer.lr": 0.0,
     "optimizer.eps": -1e-8,
     "seconds": 0.0,
@@ -507,6 +518,19 @@ def test_settings_that_do_not_go_together_are_refused():
         load_preset("digits", "--optimizer.weight_decay=0.1")
 
 
+def test_latents_can_be_evaluated_at_the_end_if_real_images_are_named():
+    arguments = ["--data.source=latents", "--data.path=somewhere", "--evaluation.at_end=true"]
+    with pytest.raises(ValueError, match=r"--evaluation\.data folder:images"):
+        parsed(*arguments)
+    assert parsed(*arguments, "--evaluation.data=folder:images").evaluation.at_end
+
+
+def test_a_file_of_before_there_were_evaluations_is_read(tmp_path):
+    before = {key: value for key, value in plain(load_preset("digits")).items() if key not in ("evaluation", "epochs")}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(before))
+    assert load_config(tmp_path / "config.yaml") == load_preset("digits")
+
+
 def test_the_objective_has_all_its_settings():
     config = Config(process="edm", prediction="edm", loss="huber", huber_delta=0.25, sigma_data=0.75)
     found = config.objective()
@@ -525,7 +549,7 @@ FREE = {
     *("name", "out", "steps", "epochs", "seconds", "accumulation", "precision", "device", "parallel", "compile", "fast"),
     "max_bad_steps",
     *("data.path", "data.shape", "data.classes", "data.resident", "data.workers", "optimizer.lr", "optimizer.clip"),
-    *(name for name in OTHER if name.startswith(("checkpoint.", "log."))),
+    *(name for name in OTHER if name.startswith(("checkpoint.", "log.", "evaluation."))),
 }
 
 
@@ -543,7 +567,7 @@ def test_a_change_is_named_exactly_if_the_setting_is_pinned(name):
     found, others = ([text.partition(":")[0] for text in texts] for texts in changed(old, new))
     if name in FREE:
         assert found == []
-        assert others == ([] if name == "out" else [name])
+        assert others == {"out": [], "evaluation.data_options": [f"{name}.size"]}.get(name, [name])
     elif name.endswith("options"):
         assert found
         assert all(text.startswith(f"{name}.") for text in found)
