@@ -13,10 +13,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from noisewise.analysis.draw import COLOURS, new_figure, noise_axis, plain_axis
+from noisewise.analysis.draw import new_figure, noise_axis, plain_axis
 from noisewise.analysis.moments_of_training import chosen_config
 from noisewise.analysis.output import Analysis
 from noisewise.analysis.watch import Watch
+from noisewise.looking.palette import COLOURS, GREY, PALE
 from noisewise.metrics.optimal_loss import (
     COLLAPSED,
     DRAWS,
@@ -159,12 +160,12 @@ def draw(found: OptimalLoss, config: Config, held_out: tuple[int, Tensor] | None
         left.plot(u, held_out[1], color=COLOURS[1], linewidth=1.6, label=f"held-out loss, step {held_out[0]:,}")
     left.set(yscale="log", ylim=(bottom, None), ylabel=f"{found.objective.prediction}-loss, mean over elements")
     right.plot(u, found.effective, color=COLOURS[2], linewidth=1.6)
-    right.axhline(1 / COLLAPSED, color=COLOURS[-1], linestyle=":", linewidth=1)
+    right.axhline(1 / COLLAPSED, color=GREY, linestyle=":", linewidth=1)
     right.set(yscale="log", ylabel="training samples that x_t leaves possible")
     half = 0.5 / len(u)
     for axis in (left, right):
         for at in found.u[found.memorised].tolist():
-            axis.axvspan(at - half, at + half, color="#BBBBBB", alpha=0.3, linewidth=0)
+            axis.axvspan(at - half, at + half, color=PALE, alpha=0.3, linewidth=0)
         noise_axis(axis, process)
         plain_axis(axis)
     left.legend(frameon=False, fontsize=8)

@@ -5,8 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from noisewise.looking.palette import Method, methods_named
 from noisewise.metrics.optimal_loss import FILE, OptimalLoss, load_optimal_loss
-from noisewise.report.palette import Method, methods_named
 from noisewise.study.outcome import PLAN, Comparison, Outcome, Plan, read_comparison, read_outcome
 from noisewise.study.reading import objects
 
