@@ -54,7 +54,7 @@ METHODS = {
     "uniform": "uniform",
     "min-snr": "minsnr:gamma=5",
     "p2": "p2",
-    "log-normal": "lognormal",
+    "log-normal": "logit_normal",
     "laplace": "laplace",  # over log SNR
     "speed-derived": "speed:k=5+change_aware",  # tau from the schedule
     "speed-released": "speed:k=5,tau=700,mirror=true+change_aware",  # as the authors' code has it

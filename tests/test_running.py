@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+import noisewise
 from noisewise.processes import DDPM
 from noisewise.running import RunningLoss, Skipped, even_edges
-from noisewise.spec import SpecError, build
+from noisewise.spec import SpecError
 
 
 def batches(steps=30, n=16, seed=0):
@@ -176,7 +177,7 @@ def test_skipped_survives_a_checkpoint():
 
 @pytest.mark.parametrize("name", ["adaptive", "loss_adaptive", "loss_moment", "mix:of=loss_moment"])
 def test_learning_samplers_count_warn_and_go_on(name):
-    sampler = build(name, DDPM.linear(20)).sampler
+    sampler = noisewise.recipe(name, DDPM.linear(20)).sampler
     learner = getattr(sampler, "of", sampler)
     observe_nan(sampler, 10, share=0.25)
     assert (learner.skipped.total.item(), learner.skipped.run.item()) == (20, 10)
@@ -193,7 +194,7 @@ def test_learning_samplers_count_warn_and_go_on(name):
 @pytest.mark.parametrize("name", ["adaptive", "loss_moment"])
 def test_when_to_stop_is_no_setting_of_a_sampler(name):
     with pytest.raises(SpecError, match=r"unknown setting of .* 'max_bad_steps'"):
-        build(f"{name}:max_bad_steps=3", DDPM.linear(20))
+        noisewise.recipe(f"{name}:max_bad_steps=3", DDPM.linear(20))
 
 
 def test_a_step_of_nothing_but_nan_leaves_no_trace():

@@ -4,8 +4,8 @@ from noisewise.suggest import closest, unknown
 
 
 def test_the_closest_word_is_found_or_none():
-    assert closest("unifrm", ["lognormal", "uniform"]) == "uniform"
-    assert closest("zzz", ["lognormal", "uniform"]) is None
+    assert closest("unifrm", ["logit_normal", "uniform"]) == "uniform"
+    assert closest("zzz", ["logit_normal", "uniform"]) is None
     assert closest("zzz", []) is None
 
 

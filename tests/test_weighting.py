@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import noisewise
 from noisewise.objective import LOSS_KINDS, PREDICTIONS, Objective
 from noisewise.processes import DDPM, EDM, PROCESSES, VP, Flow
 from noisewise.samplers import EDMLogNormal, Laplace
-from noisewise.spec import build
 from noisewise.weighting import (
     P2,
     VLB,
@@ -120,7 +120,11 @@ def test_edm_weight(sigma_data):
     weighting = EDMWeight(sigma_data)
     torch.testing.assert_close(weighting.weights(Objective(process, "x0"), u), expected)
     objective = Objective(process, "edm", sigma_data=sigma_data)
-    for one in (weighting, EDMWeight(), build("edm_weight", objective).weighting):  # which take it from the objective
+    for one in (
+        weighting,
+        EDMWeight(),
+        noisewise.recipe("edm_weight", objective).weighting,
+    ):  # which take it from the objective
         torch.testing.assert_close(one.weights(objective, u), torch.ones_like(u), rtol=1e-12, atol=0)
 
 

@@ -11,3 +11,6 @@ ANALYSES = {
     "increments": "SpeeD's three areas of a noise schedule",
 }
 """Each is a module of this package with `add_options(parser)` and `analyse(options, rest) -> Analysis`."""
+
+FORMATS = ("png", "svg", "pdf")
+"""Of the pictures."""

@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from noisewise import recipes
 from noisewise.analysis.densities import History, median, no_signal, of_runs, of_spec, one_seed_each, over_log_snr, smooth
 from noisewise.analysis.output import Analysis
 from noisewise.looking.palette import COLOURS, GREY
 from noisewise.report.figures import DENSITY, add_scale, folded
 from noisewise.report.heat import doublings
-from noisewise.spec import build, build_process, split_specs
+from noisewise.spec import build_process, split_specs
 from noisewise.study.outcome import read_comparison, read_outcome
 
 REACH = 3  # doublings and halvings of uniform that the colours tell apart
@@ -174,9 +175,9 @@ def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
         says.append(f"one of {len(comparison.outcomes)} runs is shown for each sampler and process, {len(chosen)} in all")
     else:
         process = build_process(options.process)
-        specs = split_specs("uniform,minsnr,speed,lognormal" if options.samplers is None else options.samplers)
+        specs = split_specs("uniform,minsnr,speed,logit_normal" if options.samplers is None else options.samplers)
         histories = [of_spec(spec, process) for spec in specs]
-        learning = [spec for spec in specs if not build(spec, process).sampler.constant]
+        learning = [spec for spec in specs if not recipes.recipe(spec, process).sampler.constant]
         if learning:
             says.append(f"{', '.join(learning)}: shown before training, which changes it; --run shows what became of it")
     figure = draw_runs(histories) if any(given[:2]) else draw_static(histories)

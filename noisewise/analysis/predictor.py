@@ -74,7 +74,7 @@ def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
         fixed: FixedNoise | None = None
         for trainer in moments(options, rest, watch.tell):
             fixed = fixed or fixed_noise(trainer, options.levels, options.images, watch.tell)
-            count = min(options.credit, trainer.micro_batch)
+            count = min(options.credit, trainer.config.micro_batch)
             with watch.moment(trainer, options.steps + count):
                 weight = weighting.to(trainer.device).weights(trainer.objective, fixed.u.to(trainer.device)).double().cpu()
                 changes = step_changes(trainer, fixed, options.steps, watch.advance) * weight[:, None]

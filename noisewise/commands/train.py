@@ -1,36 +1,52 @@
-"""noisewise train: the command line around run.py."""
+"""Train a model. All that it does is a setting, of a preset, of a YAML file or on the command line; later ones win.
+
+noisewise train --preset digits --out runs/first
+noisewise train --preset digits --sampler adaptive+minsnr --steps 4000
+noisewise train --resume --out runs/first --steps 8000
+"""
 
 import argparse
 import os
 from pathlib import Path
 
 from noisewise.commands import evaluate
-from noisewise.generation.run_samples import draw_samples, evaluation_solver, quick_solver
+from noisewise.commands.parser import Parser
+from noisewise.generation.planned import evaluation_solver, quick_solver
+from noisewise.generation.run_samples import draw_samples
 from noisewise.training.options import config_parser, parse_config, preset_names, with_files
-from noisewise.training.progress import suitable_progress
+from noisewise.training.progress import Shown
 from noisewise.training.run import dry_run, train
 from noisewise.training.signals import StopRequest
 
 
-def main(arguments: list[str]) -> int:
-    """The command line."""
-    first = argparse.ArgumentParser(prog="noisewise train", add_help=False, allow_abbrev=False)
-    first.add_argument("--preset", action="append", default=[])
-    first.add_argument("--resume", action="store_true")
-    first.add_argument("--dry-run", action="store_true")
-    first.add_argument("--out")
-    known, rest = first.parse_known_args(arguments)
-    parser = config_parser(
-        prog="noisewise train",
-        description="Train a model. Besides the settings below: --preset NAME begins with the settings of a preset "
-        f"({', '.join(preset_names())}); --resume continues the run in --out, or begins it; --dry-run builds everything, "
-        "makes two steps on noise and prints parameters, memory and time.",
+def add_options(parser: Parser) -> None:
+    """The options besides the settings."""
+    parser.description, parser.more_help = __doc__, settings_help
+    parser.set_defaults(settings=[])
+    parser.add_argument(
+        "--preset", action="append", default=[], metavar="NAME", help=f"settings to begin with: {', '.join(preset_names())}"
     )
-    stored = Path(known.out) / "config.yaml" if known.out and known.resume else None
-    rest += ["--out", known.out] if known.out else []
-    config = parse_config(parser, with_files(rest, known.preset, stored), ["--preset", "--resume", "--dry-run"])
+    parser.add_argument("--out", metavar="DIR", help="the run's folder; by default runs/NAME-SAMPLER-SEED")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out, or begin it")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="build everything, make two steps on noise, print parameters, memory and time"
+    )
+
+
+def settings_help() -> str:
+    """What jsonargparse says of the settings."""
+    parser = config_parser(usage=argparse.SUPPRESS, add_help=False)
+    parser._optionals.title = "all settings at once"
+    return "\n" + parser.format_help()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, or say what it would take."""
+    stored = Path(args.out) / "config.yaml" if args.out and args.resume else None
+    words = [*args.settings, *(["--out", args.out] if args.out else [])]
+    config = parse_config(config_parser(), with_files(words, args.preset, stored), args.parser.flags())
     main_process = os.environ.get("RANK", "0") == "0"
-    if known.dry_run:
+    if args.dry_run:
         said = dry_run(config)
         for name, value in said.items() if main_process else ():
             print(f"{name:18s} {f'{value:,}' if isinstance(value, int) else value}")
@@ -39,9 +55,12 @@ def main(arguments: list[str]) -> int:
     at_end, stop = config.evaluation.at_end, StopRequest()
     if at_end and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("evaluation.at_end is for one process: run noisewise evaluate afterwards, with the same launcher")
-    folder = train(config, resume=known.resume, progress=suitable_progress(main_process), draw=draw_samples, stop=stop)
+    progress = Shown() if main_process else None
+    folder = train(config, resume=args.resume, progress=progress, draw=draw_samples, stop=stop)
     if main_process:
         print(f"run: {folder}")
     if at_end and not stop.requested:
-        return evaluate.main([str(folder), "--device", config.device])
+        parser = Parser(prog="noisewise evaluate")
+        evaluate.add_options(parser)
+        return evaluate.run(parser.parse_args([str(folder), "--device", config.device]))
     return 0

@@ -15,7 +15,7 @@ from noisewise.samplers.static import Beta, CosMap, LogitNormal, Mode, Table, Un
 
 SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "uniform": Uniform,
-    "lognormal": LogitNormal,
+    "logit_normal": LogitNormal,
     "mode": Mode,
     "cosmap": CosMap,
     "beta": Beta,
@@ -39,8 +39,11 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "paper_imagenet": paper_imagenet,
 }
 """The names of spec strings."""
+ALIASES = {"lognormal": "logit_normal"}
+"""Older names, which still mean the same."""
 
 __all__ = [
+    "ALIASES",
     "SAMPLERS",
     "AdaptiveSampler",
     "Beta",

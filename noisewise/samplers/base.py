@@ -1,19 +1,15 @@
 """The interface every timestep sampler has, and all that they share.
 
 A sampler is a density q(u) on [0, 1], the quantile of the process's own training density (u = 0: least noise), given by its
-inverse CDF. The loop is always the same:
-
-    draw = sampler.sample(x0)
-    losses = loss_at(slice(None), draw.u)
-    (draw.weight * losses).mean().backward()
-    with sampler.observe(draw, losses.detach(), loss_at):
-        optimizer.step()
+inverse CDF. `sample` draws, `observe` is the block around an optimizer step that a learning sampler learns from. Training loops
+reach both through a recipe (recipes.py).
 """
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,7 +31,7 @@ GRID = 4096  # at least so many points for means over u
 FORGOTTEN = 1000  # batches without a step after which `observe` was probably forgotten: nobody accumulates so many
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Draw:
     """What to train on in one batch: one entry a sample."""
 
@@ -51,6 +47,34 @@ class Draw:
     """The data the draw was conditioned on, kept only by samplers that learn from it."""
     rows: int = 0
     """How many of the samples, the last ones, `loss_at` can address: with gradient accumulation those of the last batch."""
+    process: Process | None = None
+    """Where alpha, sigma and log_snr come from."""
+    like: tuple[int, torch.dtype] = (1, torch.float32)
+    """How many dimensions x0 has, and its type."""
+
+    @cached_property
+    def alpha(self) -> Tensor:
+        """The coefficient of the data: x_u = draw.alpha * x0 + draw.sigma * noise."""
+        return self._shaped(self._known_process.scales(self.u)[0], self.like[1])
+
+    @cached_property
+    def sigma(self) -> Tensor:
+        """The coefficient of the noise, shaped and typed to multiply x0."""
+        return self._shaped(self._known_process.scales(self.u)[1], self.like[1])
+
+    @cached_property
+    def log_snr(self) -> Tensor:
+        """ln(alpha^2 / sigma^2), shaped to broadcast against x0, in the precision of u."""
+        return self._shaped(self._known_process.log_snr(self.u), self.u.dtype)
+
+    @property
+    def _known_process(self) -> Process:
+        if self.process is None:
+            raise ValueError("this draw knows no process: alpha, sigma and log_snr are of draws that sample() returned")
+        return self.process
+
+    def _shaped(self, per_sample: Tensor, dtype: torch.dtype) -> Tensor:
+        return per_sample.to(dtype).view(-1, *[1] * (self.like[0] - 1))
 
     def effective_sample_size(self) -> Tensor:
         """How many equally weighted samples this batch is worth, as a tensor."""
@@ -67,7 +91,9 @@ class Draw:
             return draws[0]
         x0 = [draw.x0 for draw in draws if draw.x0 is not None]
         joined = {name: torch.cat([getattr(draw, name) for draw in draws]) for name in ("u", "time", "weight", "density")}
-        return Draw(**joined, x0=torch.cat(x0) if len(x0) == len(draws) else None, rows=draws[-1].rows)
+        last = draws[-1]
+        kept = torch.cat(x0) if len(x0) == len(draws) else None
+        return Draw(**joined, x0=kept, rows=last.rows, process=last.process, like=last.like)
 
 
 def _joined(losses: Any) -> Tensor:
@@ -102,8 +128,11 @@ class Sampler(KeepsPrecision):
 
     constant = True  # the density never changes: no learning, no dependence on the step
     conditional = False  # the density depends on the data
+    probes = False  # it evaluates the model, so it needs loss_at
+    wants_model = False  # it differentiates the model or looks ahead, so it needs to be shown it
     has_target = False  # it learns what reduces some objective, and knows the weights of that one
     _looked = False  # at the range of a draw
+    _to_enter = False  # observe() was called, and its block has not begun
 
     def __init__(
         self,
@@ -177,6 +206,12 @@ class Sampler(KeepsPrecision):
         if n < 1:
             raise ValueError("cannot draw timesteps for an empty batch; drop empty batches before sampling")
         data = None if isinstance(x0, int) else x0
+        if self._to_enter:
+            self._to_enter = False
+            raise RuntimeError(
+                "observe(...) was called, but not entered, so nothing was learned: write `with sampler.observe(...):` around "
+                "optimizer.step()"
+            )
         if self.device != device:
             self.to(device)
         u, density, weight = self._draw(self._uniforms(n, device, generator), data)
@@ -185,17 +220,17 @@ class Sampler(KeepsPrecision):
         self.micro += 1
         if self.micro == FORGOTTEN and not self.constant:
             warnings.warn(
-                f"{FORGOTTEN} batches were drawn from {type(self).__name__} and none was observed, so it cannot learn: put "
-                "`with sampler.observe(draw, losses.detach()):` around optimizer.step()",
+                f"{FORGOTTEN} batches were drawn from {type(self).__name__} and none was observed, so it cannot learn: "
+                "attach its recipe to the optimizer, or put `with sampler.observe(draw, losses):` around the step",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return Draw(u, self.process.time(u), weight, density, self._kept(data), n)
+        like = (1, torch.float32) if data is None else (data.ndim, data.dtype if data.is_floating_point() else torch.float32)
+        return Draw(u, self.process.time(u), weight, density, self._kept(data), n, self.process, like)
 
-    @contextmanager
     def observe(
         self, draw: Draw | Sequence[Draw], losses: Tensor | Sequence[Tensor] | None = None, loss_at: LossAt | None = None
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Put this around `optimizer.step()`: the block is what gets measured.
 
         Args:
@@ -204,6 +239,14 @@ class Sampler(KeepsPrecision):
                 that as their target); a list with gradient accumulation.
             loss_at: evaluates losses of the (last) batch at other u: `loss_at(rows, u)`.
         """
+        self._to_enter = True
+        return self._observing(draw, losses, loss_at)
+
+    @contextmanager
+    def _observing(
+        self, draw: Draw | Sequence[Draw], losses: Tensor | Sequence[Tensor] | None, loss_at: LossAt | None
+    ) -> Iterator[None]:
+        self._to_enter = False
         one_draw = draw if isinstance(draw, Draw) else Draw.cat(draw)
         one_losses = losses if losses is None or isinstance(losses, Tensor) else _joined(losses)
         if one_losses is not None:

@@ -27,6 +27,8 @@ class GradientVariance(Learner):
     Needs `attach(model)` and `loss_at`.
     """
 
+    probes = wants_model = True
+
     def __init__(
         self,
         process: Process | Objective,

@@ -5,11 +5,10 @@ from pathlib import Path
 
 from noisewise.data import open_named
 from noisewise.generation.decoding import make_decoder
-from noisewise.generation.run_samples import headline_solver, quick_solver
-from noisewise.metrics.distances import check_real
+from noisewise.generation.planned import headline_solver, quick_solver
 from noisewise.metrics.heldout import check_classes
+from noisewise.study.job import is_false_start
 from noisewise.study.outcome import PLAN, Plan, read_outcome
-from noisewise.study.worker import is_false_start
 from noisewise.training import checkpoint
 from noisewise.training.components import Parts, build_parts, open_source
 from noisewise.training.config import FREE_WITHIN, Config
@@ -43,6 +42,8 @@ def check_all(folder: Path, plan: Plan, configs: list[Config]) -> None:
         raise ValueError(f"compare needs held-out data, to measure the loss of every run on them: {error}") from error
     planned = configs[0].evaluation
     if planned.data is not None:
+        from noisewise.metrics.distances import check_real  # late: all else that it imports is for those who measure
+
         check_real(open_named(planned.data, options=planned.data_options))
         if parts.latents is not None:
             make_decoder(parts.latents, "cpu")

@@ -8,8 +8,9 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from noisewise import recipes
 from noisewise.objective import LossKind, Objective, Prediction
-from noisewise.spec import build, build_process
+from noisewise.spec import build_process
 
 
 @dataclass
@@ -165,7 +166,7 @@ class Config:
         loss: mse, l1 or huber.
         huber_delta: where Huber turns from quadratic to linear.
         sigma_data: the standard deviation of the data, for the edm prediction.
-        sampler: how timesteps are drawn and losses weighted, as in "lognormal+minsnr".
+        sampler: how timesteps are drawn and losses weighted, as in "logit_normal+minsnr".
         steps: optimizer steps.
         epochs: passes over the data, instead of steps; the steps that they are become known when the data are opened.
         seconds: end after so much time in training steps, if that comes first; null for no limit.
@@ -269,7 +270,12 @@ class Config:
         if self.evaluation.at_end and self.data.source == "latents" and self.evaluation.data is None:
             raise ValueError("evaluation.at_end needs real images to compare with: name them, --evaluation.data folder:images")
         objective = self.objective()
-        build(self.sampler, objective.process, objective=objective)
+        recipes.recipe(self.sampler, objective)
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one gradient, over all processes."""
+        return self.batch // self.accumulation
 
     def for_data(self, samples: int) -> "Config":
         """The configuration with the steps that its epochs are over so many samples; the last step may go beyond them."""

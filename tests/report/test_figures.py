@@ -366,7 +366,7 @@ def test_several_schedules_have_figures_of_their_own():
 
 
 def test_no_word_of_a_figure_is_cut_or_lies_on_another(tmp_path):
-    long = ("adaptive:target=(minsnr),correction=none", "lognormal+minsnr:gamma=5")
+    long = ("adaptive:target=(minsnr),correction=none", "logit_normal+minsnr:gamma=5")
     names = ["uniform", *long, *(f"speed:k={k}" for k in range(2, 6))]
     planted(tmp_path, {("linear", name, 0): curve(40.0, 2.0, steps=200_000) for name in names})
     with mpl.rc_context(STYLE):

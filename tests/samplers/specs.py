@@ -2,7 +2,7 @@
 
 SPECS = {
     "uniform": ["uniform"],
-    "lognormal": ["lognormal", "lognormal:mean=-0.5,std=0.7"],
+    "logit_normal": ["logit_normal", "logit_normal:mean=-0.5,std=0.7"],
     "mode": ["mode", "mode:scale=-0.5"],
     "cosmap": ["cosmap"],
     "beta": ["beta:a=0.6,b=2"],
@@ -11,7 +11,7 @@ SPECS = {
     "speed": ["speed:k=5", "speed:tau=700,mirror=true"],
     "table": ["table:file={table}"],
     "mix": ["mix:of=(beta:a=0.3,b=5),floor=0.2"],
-    "shift": ["shift:of=(lognormal:mean=0.5),shift=2"],
+    "shift": ["shift:of=(logit_normal:mean=0.5),shift=2"],
     "product": ["product:of=uniform,weight=(minsnr:gamma=5)"],
     "curriculum": ["curriculum:start=uniform,end=(speed:k=5),steps=12"],
     "switch": ["switch:first=uniform,then=(loss_adaptive:warmup=0,every=4),at=6"],

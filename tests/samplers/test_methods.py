@@ -8,7 +8,8 @@ import torch
 from diffusers.training_utils import compute_density_for_timestep_sampling
 from scipy import stats
 
-from noisewise import DDPM, EDM, PROCESSES, Flow, build
+import noisewise
+from noisewise import DDPM, EDM, PROCESSES, Flow
 from noisewise.samplers import (
     Beta,
     Curriculum,
@@ -28,7 +29,7 @@ V = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
 
 
 def table(spec, process=None):
-    return build(spec, process or DDPM.linear()).sampler.table.mass.double().numpy()
+    return noisewise.recipe(spec, process or DDPM.linear()).sampler.table.mass.double().numpy()
 
 
 # Densities of SD3, against diffusers; its u indexes a descending list, so u there is 1 - u here ---------------------------
@@ -70,12 +71,12 @@ def test_the_density_of_mode_is_that_of_its_map(scale):
 
 
 def test_cosmap_is_its_formula():
-    sampler = build("cosmap", Flow()).sampler
+    sampler = noisewise.recipe("cosmap", Flow()).sampler
     torch.testing.assert_close(sampler.quantile(V), 1 - 1 / (torch.tan(math.pi / 2 * V) + 1), atol=1e-5, rtol=0)
 
 
 def test_shift_is_sd3s():
-    sampler = build("shift:of=uniform,shift=3", Flow(), draws="stratified").sampler
+    sampler = noisewise.recipe("shift:of=uniform,shift=3", Flow(), draws="stratified").sampler
     u = sampler.sample(10_000).u.sort().values
     v = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
     torch.testing.assert_close(u.double(), 3 * v / (1 + 2 * v), atol=1e-3, rtol=0)
@@ -95,19 +96,19 @@ def test_beta_is_scipys(a, b):
 
 def test_edm_log_normal_is_uniform_on_its_own_process_and_log_normal_on_others():
     np.testing.assert_allclose(table("edm", EDM()), 1e-3, rtol=1e-3)
-    draw = build("edm", Flow()).sampler.sample(50_000)
+    draw = noisewise.recipe("edm", Flow()).sampler.sample(50_000)
     log_sigma = -Flow().log_snr(draw.u.double()).numpy() / 2
     assert stats.kstest(log_sigma, stats.norm(-1.2, 1.2).cdf).statistic < 0.01
 
 
 def test_laplace_over_log_snr():
-    draw = build("laplace", Flow()).sampler.sample(50_000)
+    draw = noisewise.recipe("laplace", Flow()).sampler.sample(50_000)
     assert stats.kstest(Flow().log_snr(draw.u.double()).numpy(), stats.laplace(0, 0.5).cdf).statistic < 0.01
 
 
 def test_a_density_off_the_process_is_refused():
     with pytest.raises(ValueError, match="no mass on the process"):
-        build("laplace:location=80", DDPM.linear())
+        noisewise.recipe("laplace:location=80", DDPM.linear())
 
 
 # SpeeD -------------------------------------------------------------------------------------------------------------------
@@ -169,7 +170,9 @@ def test_timesteps_without_mass_are_never_drawn():
 
 
 def test_product_corrects_and_draws_as_what_it_is_made_of():
-    sampler = build("product:of=(lognormal:draws=stratified,correction=unbiased),weight=minsnr", DDPM.linear()).sampler
+    sampler = noisewise.recipe(
+        "product:of=(logit_normal:draws=stratified,correction=unbiased),weight=minsnr", DDPM.linear()
+    ).sampler
     assert (sampler.draws, str(sampler.correction)) == ("stratified", "unbiased")
 
 
@@ -177,8 +180,8 @@ def test_product_corrects_and_draws_as_what_it_is_made_of():
 @pytest.mark.parametrize("correction", ["clipped(3)", "tempered(0.5)"])
 def test_a_mixture_has_no_mean_weight_for_each_sample(spec, correction):
     with pytest.raises(ValueError, match="density depends on the data: use correction=unbiased or none, or policy=global"):
-        build(spec.format("adaptive:estimator=reinforce") + f",correction={correction}", DDPM.linear())
-    build(spec.format("adaptive:estimator=reinforce,policy=global") + f",correction={correction}", DDPM.linear())
+        noisewise.recipe(spec.format("adaptive:estimator=reinforce") + f",correction={correction}", DDPM.linear())
+    noisewise.recipe(spec.format("adaptive:estimator=reinforce,policy=global") + f",correction={correction}", DDPM.linear())
 
 
 def test_product_is_a_weight_turned_into_a_density():
@@ -267,7 +270,7 @@ def test_gradient_variance_finds_the_closed_form():
 
 @pytest.mark.parametrize("process", PROCESSES)
 def test_the_loss_adaptive_sampler_follows_the_loss_on_every_process(process):
-    sampler = build("loss_adaptive:warmup=0,every=1,floor=0", PROCESSES[process]()).sampler
+    sampler = noisewise.recipe("loss_adaptive:warmup=0,every=1,floor=0", PROCESSES[process]()).sampler
     for _ in range(40):
         draw = sampler.sample(1024)
         with sampler.observe(draw, 0.1 + draw.u**2):

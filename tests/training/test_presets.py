@@ -4,12 +4,13 @@ import pytest
 import torch
 import yaml
 
+import noisewise
 from noisewise.commands.cli import main
 from noisewise.data import SOURCES, open_data
-from noisewise.generation.run_samples import evaluation_solver, quick_solver
+from noisewise.generation.planned import evaluation_solver, quick_solver
 from noisewise.models import build_model
 from noisewise.objective import Objective
-from noisewise.spec import build, build_process
+from noisewise.spec import build_process
 from noisewise.training.options import dotted, load_preset, preset_names
 from noisewise.training.run import dry_run
 
@@ -181,7 +182,7 @@ def test_the_paper_samplers_and_others_fit_every_preset(name):
     config = load_preset(name)
     process = build_process(config.process)
     for spec in (config.sampler, "uniform", "adaptive", "paper_cifar10", "adaptive:estimator=lookahead+minsnr"):
-        build(spec, process, objective=Objective(process, config.prediction))
+        noisewise.recipe(spec, Objective(process, config.prediction))
 
 
 def test_ldm_schedule_of_the_celebahq_preset():

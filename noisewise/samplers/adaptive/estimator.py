@@ -20,6 +20,8 @@ class Estimator(nn.Module):
     """
 
     conditional = False
+    probes = False  # needs loss_at
+    wants_model = False
     strata = 20  # how many to tell apart unless told otherwise
     correction = "none"  # importance weights, unless told otherwise
     floor = 0.2  # share of uniform mass, unless told otherwise

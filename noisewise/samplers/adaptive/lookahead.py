@@ -44,6 +44,7 @@ class LookaheadEstimator(Estimator):
     """
 
     strata = 10
+    probes = wants_model = True
 
     def __init__(
         self,

@@ -52,6 +52,7 @@ class ReinforceEstimator(Estimator):
     """
 
     strata = 100
+    probes = True
 
     def __init__(
         self,
@@ -216,6 +217,7 @@ class ReinforceEstimator(Estimator):
         x0 = draw.u.new_zeros(draw.rows, 1) if draw.x0 is None else draw.x0[-draw.rows :]
         with torch.enable_grad():
             policy, adam = self._policy_for(x0)
+            policy.requires_grad_(True)  # here alone: an optimizer or DDP that finds it has nothing to train
             mass = self.masses(x0)
             widths = self.edges.diff()
             drawn = sampler.table.bin(draw.u[-draw.rows :])[:, None]
@@ -227,6 +229,7 @@ class ReinforceEstimator(Estimator):
             loss = -(finite * (advantage * ratio + self.entropy * entropy)).sum() / n.float()
             parameters = list(policy.parameters())
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+            policy.requires_grad_(False)
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         flat = distributed.gather_sum(flat)
         if not bool(torch.isfinite(flat).all()):
