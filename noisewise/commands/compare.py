@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"compare takes --budget, as in 1000it or 30s, not {word}")
     if args.schedules is not None and "--process" in words:
         raise ValueError("give --process or --schedules, not both")
+    if args.data_options and not args.data:
+        raise ValueError("--data-options are settings of --data, which is not given")
     config = parse_config(config_parser(), with_files(args.settings, args.preset), args.parser.flags())
     config = with_budget(config, args.budget)
     planned = config.evaluation

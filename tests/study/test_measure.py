@@ -105,7 +105,9 @@ def test_compare_measures_latents_against_the_images_that_data_names(latents, tm
     for wrong in ("--data=folder:nowhere", f"--data=latents:{latents}", "--evaluation.solver=unheard-of"):
         assert main([*command, wrong, f"--out={tmp_path / 'wrong'}"]) == 1
         assert not (tmp_path / "wrong").exists()
+    assert main([*command, "--data-options={size: 8}", f"--out={tmp_path / 'wrong'}"]) == 1
     said = capsys.readouterr().err
+    assert "--data-options are settings of --data" in said
     assert "nowhere" in said
     assert "holds no images" in said
     assert "unheard-of" in said
