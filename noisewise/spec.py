@@ -5,6 +5,7 @@
     speed:k=5+change_aware               both
     logit_normal+minsnr:gamma=5          both, with a setting
     mix:of=(speed:k=5),floor=0.1         a sampler made of samplers, in brackets
+    speed_published                      both: a published method that is a density and a weight; +none: without the weight
     adaptive                             a learning sampler; this one trains Min-SNR's objective unless told otherwise
     adaptive+p2                          the same; the weighting is its target too, unless it names another; +none: no weight
 
@@ -42,9 +43,13 @@ def build_parts(
     """The sampler and the weighting that a spec names; `settings` are the sampler's where the spec does not give them."""
     sampler_term, weighting = _terms(spec)
     inherited: dict[str, Any] = {"objective": objective}
-    if any(term.name in WEIGHTINGS for term in parse(spec)):  # "adaptive+none" asks for no weight, "adaptive" for its own
+    named = any(term.name in WEIGHTINGS for term in parse(spec))
+    if named:  # "adaptive+none" asks for no weight, "adaptive" for its own
         inherited["weighting"] = weighting
-    return _sampler(sampler_term or Term("uniform", {}), process, settings, inherited), weighting
+    sampler = _sampler(sampler_term or Term("uniform", {}), process, settings, inherited)
+    if sampler.comes_with is not None and not named:
+        weighting = sampler.comes_with()
+    return sampler, weighting
 
 
 def build_weighting(spec: str) -> Weighting:

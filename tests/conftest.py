@@ -1,5 +1,15 @@
-"""One thread a process: workers do not fight over cores, and runs made here and elsewhere can be compared bit for bit."""
+"""One thread a process: workers do not fight over cores, and runs made here and elsewhere can be compared bit for bit.
 
+What is remembered between runs goes into a folder of its own, not into the user's.
+"""
+
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported, which is later
+
+if "NOISEWISE_TEST_STATE" not in os.environ:  # workers of pytest-xdist inherit it
+    os.environ["NOISEWISE_TEST_STATE"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="noisewise-state-")
+    atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)

@@ -62,7 +62,15 @@ def test_every_sampler_has_a_spec(name, tmp_path):
     recipe = noisewise.recipe(f"{name}:{options}" if options else name, process(), seed=3)
     assert recipe.sampler.seed == 3
     assert recipe.sampler.sample(4).u.shape == (4,)
-    assert isinstance(recipe.weighting, NoWeight)
+    assert type(recipe.weighting) is (recipe.sampler.comes_with or NoWeight)
+
+
+def test_a_published_method_brings_its_weight_unless_another_is_named():
+    torch.testing.assert_close(weights_of(noisewise.recipe("speed_published", process()).weighting), weights_of(P2()))
+    torch.testing.assert_close(weights_of(noisewise.recipe("speed_published:seed=3", process()).weighting), weights_of(P2()))
+    assert isinstance(noisewise.recipe("speed_published+none", process()).weighting, NoWeight)
+    assert isinstance(noisewise.recipe("speed_published+minsnr", process()).weighting, MinSNR)
+    assert isinstance(noisewise.recipe("mix:of=speed_published", process()).weighting, NoWeight)
 
 
 @pytest.mark.parametrize("name", WEIGHTINGS)

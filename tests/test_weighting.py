@@ -274,10 +274,10 @@ def test_vlb_settings():
 # SpeeD's weight
 
 
-def change_aware(bar, lam):
+def change_aware(bar, lam, tau=None):
     increment = np.gradient(1 - bar)
     increment = (increment - increment.min()) / (increment.max() - increment.min())
-    tau = np.argmax(np.gradient(np.sqrt(1 - bar)) < 1e-4)
+    tau = np.argmax(np.gradient(np.sqrt(1 - bar)) < 1e-4) if tau is None else tau
     return np.where(np.arange(len(bar)) < tau, (1 - lam) + (2 * lam - 1) * increment, 1.0), tau
 
 
@@ -290,6 +290,14 @@ def test_change_aware_is_the_papers(make, lam):
     np.testing.assert_allclose(weights, expected, rtol=1e-6, atol=1e-8)
     assert ((weights[:tau] >= 1 - lam - 1e-9) & (weights[:tau] <= lam + 1e-9)).all()
     assert (weights[tau:] == 1).all()
+
+
+def test_change_aware_is_cut_where_the_sampler_is():
+    expected, _ = change_aware(DDPM.linear().alphas_cumprod.numpy(), 0.6, tau=700)
+    weights = ChangeAware(tau=700)(Objective(DDPM.linear()), (T.double() + 0.5) / 1000).numpy()
+    np.testing.assert_allclose(weights, expected, rtol=1e-6, atol=1e-8)
+    with pytest.raises(ValueError, match="tau must be positive, got 0"):
+        ChangeAware(tau=0)
 
 
 @pytest.mark.parametrize("steps", [1000, 4000, 10_000])

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from noisewise.models.trust import check_trusted
 from noisewise.study.budget import with_budget
 from noisewise.training import checkpoint
 from noisewise.training.components import build_parts
@@ -22,6 +23,7 @@ def add_subject(parser: argparse.ArgumentParser, *, budget: str = "2000it", poin
     """The options that choose what to look at."""
     parser.add_argument("--run", type=Path, help="the folder of a run: it is looked at in each of its checkpoints")
     parser.add_argument("--preset", action="append", default=[], help="or train this preset, and look at it on the way")
+    parser.add_argument("--trust", action="append", default=[], metavar="NAME", help="a model of --run that may be imported")
     parser.add_argument("--budget", help=f"of that training: steps (1000it) or seconds (30s); default: {budget}")
     parser.add_argument("--points", type=int, help=f"moments of it, evenly spaced, besides the start; default: {points}")
     parser.set_defaults(of_preset={"budget": budget, "points": points})
@@ -38,11 +40,12 @@ def chosen_config(options: argparse.Namespace, rest: list[str]) -> Config:
             raise ValueError(f"--{name} is for a --preset, which is trained now; a --run is looked at in its checkpoints")
     if options.run is not None and not (options.run / "config.yaml").is_file():
         raise FileNotFoundError(f"{options.run} is no run: it has no config.yaml; give the folder that noisewise train wrote")
-    files = [] if options.run is None else ["--config", str(options.run / "config.yaml")]
     parser = config_parser(prog="noisewise analyze")
-    config = parse_config(
-        parser, with_files([*files, *rest], options.preset), ["--run", "--preset", "--budget", "--points", "--out"]
-    )
+    stored = None if options.run is None else options.run / "config.yaml"
+    own = ["--run", "--preset", "--budget", "--points", "--out", "--trust"]
+    config = parse_config(parser, with_files(rest, options.preset), own, stored)
+    if stored is not None:
+        check_trusted(config.model.name, stored, options.trust)
     return replace(config, log=replace(config.log, trackers=[], samples_every=0))
 
 

@@ -101,6 +101,7 @@ def recipes(trainer: Trainer, spec: str) -> tuple[Recipe, Recipe]:
     for part in other.sampler.modules():
         if isinstance(part, ReinforceEstimator):
             part.pairing_checked = True  # a look that is taken once in a run, and no part of its cost
+            part.filled.fill_(2)  # from two rows on an update has its whole cost
     uniform = Uniform(trainer.objective.process, seed=trainer.config.seed).to(trainer.device)
     return Recipe(uniform, other.weighting, trainer.objective, "uniform"), other
 

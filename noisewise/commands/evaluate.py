@@ -43,6 +43,7 @@ from noisewise.training.components import open_source
 from noisewise.training.config import Config
 from noisewise.training.display import Count
 from noisewise.training.options import read_mapping
+from noisewise.training.plain_files import inside
 from noisewise.training.run_folder import RunFolder, environment
 from noisewise.training.writing import writing
 from noisewise.weighting import VLB
@@ -97,7 +98,11 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--count must be >= 2 for a distance, got {args.count}")
     if not is_run and (not metrics or args.vlb):
         raise ValueError(f"{args.target} is no run with a model: only the distances of its images (--metrics) can be measured")
-    trained = load_trained(args.target, step=args.step, weights=args.model_weights, device=device) if is_run else None
+    trained = (
+        load_trained(args.target, step=args.step, weights=args.model_weights, device=device, trust=args.trust)
+        if is_run
+        else None
+    )
     if trained is not None:
         planned = trained.config.evaluation
         args.count = planned.images if args.count is None else args.count
@@ -120,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     result["environment"] = environment()
     if distributed.rank() == 0:
         if trained is not None:
-            RunFolder(trained.folder).log(result)
+            RunFolder(trained.folder).log(result, durable=True)
         show(result)
         if args.json:
             with writing(f"--json {args.json}", args.json):
@@ -176,6 +181,7 @@ def chosen_images(
     if trained is not None:
         images = describe_set(args, trained, trained.folder / "generated", args.count, "npy")
         images.folder /= f"step-{trained.step:08d}-seed-{args.seed}-{images.key}"  # a folder for each way to generate
+        inside(trained.folder, images.folder)
         distances.check_counts(metrics, network, args.count, len(real))
         return images
     source = open_target(args.target, args.skip_corrupt, 3 if network.metric == "fid" else real.shape[0])

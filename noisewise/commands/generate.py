@@ -24,6 +24,7 @@ from noisewise.generation.sets import PRECISIONS, ImageSet, fill, image_set
 from noisewise.generation.solvers import Solver
 from noisewise.generation.trained import WEIGHTS, Trained, load_trained
 from noisewise.training.display import Count
+from noisewise.training.plain_files import inside
 from noisewise.training.writing import writing
 
 ENDINGS = {"npz": ".npz", "grid": ".png"}
@@ -45,6 +46,9 @@ def add_options(parser: Parser) -> None:
 def add_model_options(parser: Parser) -> None:
     """Those that say which model generates and how; evaluate has them too."""
     parser.add_argument("--step", type=int, help="the checkpoint of this step; the newest by default")
+    parser.add_argument(
+        "--trust", action="append", default=[], metavar="NAME", help="import the run's model NAME, which only its folder names"
+    )
     parser.add_argument("--model-weights", default="ema", choices=WEIGHTS, help="averaged weights (default) or the last ones")
     parser.add_argument(
         "--solver", help='such as "ddim:steps=50,eta=0" or "heun:steps=18"; by default that of the run (evaluation.solver)'
@@ -107,9 +111,10 @@ def run(args: argparse.Namespace) -> int:
     if args.count < 1:
         raise ValueError(f"--count must be >= 1, got {args.count}")
     device = prepare_processes(place(args.device))
-    trained = load_trained(args.run, step=args.step, weights=args.model_weights, device=device)
+    trained = load_trained(args.run, step=args.step, weights=args.model_weights, device=device, trust=args.trust)
     ending = ENDINGS.get(args.format, "")
-    out = args.out or trained.folder / "generated" / f"step-{trained.step:08d}-seed-{args.seed}{ending}"
+    name = f"step-{trained.step:08d}-seed-{args.seed}{ending}"
+    out = args.out or inside(trained.folder, trained.folder / "generated" / name)
     format = args.format or {ending: name for name, ending in ENDINGS.items()}.get(out.suffix.lower(), "png")
     if format == "png" and out.suffix.lower() in NO_FOLDERS:
         raise ValueError(f"--out {out.name}: a grid is written as .png, many images into a folder or an .npz file")

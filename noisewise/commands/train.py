@@ -13,6 +13,7 @@ from noisewise.commands import evaluate
 from noisewise.commands.parser import Parser
 from noisewise.generation.planned import evaluation_solver, quick_solver
 from noisewise.generation.run_samples import draw_samples
+from noisewise.models.trust import check_trusted, is_import_path, remember
 from noisewise.training.options import config_parser, parse_config, preset_names, with_files
 from noisewise.training.progress import Shown
 from noisewise.training.run import dry_run, train
@@ -28,6 +29,14 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--out", metavar="DIR", help="the run's folder; by default runs/NAME-SAMPLER-SEED")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or begin it")
+    parser.add_argument("--resume-from", type=int, metavar="STEP", help="continue it from that checkpoint")
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="let --resume import the model NAME that only --out names",
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="build everything, make two steps on noise, print parameters, memory and time"
     )
@@ -42,9 +51,14 @@ def settings_help() -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Train, or say what it would take."""
-    stored = Path(args.out) / "config.yaml" if args.out and args.resume else None
-    words = [*args.settings, *(["--out", args.out] if args.out else [])]
-    config = parse_config(config_parser(), with_files(words, args.preset, stored), args.parser.flags())
+    parser, resume = config_parser(), args.resume or args.resume_from is not None
+    stored = Path(args.out) / "config.yaml" if args.out and resume else None
+    given = with_files([*args.settings, *(["--out", args.out] if args.out else [])], args.preset)
+    config = parse_config(parser, given, args.parser.flags(), stored)
+    if stored is not None and is_import_path(config.model.name):
+        own = parser.parse_args(given)["model.name"] == config.model.name
+        check_trusted(config.model.name, stored, [config.model.name] if own else args.trust)
+        remember(config.model.name)
     main_process = os.environ.get("RANK", "0") == "0"
     if args.dry_run:
         said = dry_run(config)
@@ -56,11 +70,11 @@ def run(args: argparse.Namespace) -> int:
     if at_end and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("evaluation.at_end is for one process: run noisewise evaluate afterwards, with the same launcher")
     progress = Shown() if main_process else None
-    folder = train(config, resume=args.resume, progress=progress, draw=draw_samples, stop=stop)
+    folder = train(config, resume=resume, step=args.resume_from, progress=progress, draw=draw_samples, stop=stop)
     if main_process:
         print(f"run: {folder}")
     if at_end and not stop.requested:
-        parser = Parser(prog="noisewise evaluate")
-        evaluate.add_options(parser)
-        return evaluate.run(parser.parse_args([str(folder), "--device", config.device]))
+        options = Parser(prog="noisewise evaluate")
+        evaluate.add_options(options)
+        return evaluate.run(options.parse_args([str(folder), "--device", config.device]))
     return 0

@@ -12,6 +12,7 @@ from noisewise.generation.images import generate_batches
 from noisewise.generation.planned import quick_solver
 from noisewise.generation.replay import Replay
 from noisewise.generation.solvers import Solver
+from noisewise.training.plain_files import inside
 from noisewise.training.run import Run
 
 
@@ -22,7 +23,7 @@ def draw_samples(run: Run) -> Path | None:
     images, path = run_samples(run, run.config.log.samples), run.folder.samples / f"step-{run.trainer.step:08d}.png"
     with distributed.together():
         if run.main:
-            save_grid(images, path)
+            save_grid(images, inside(run.folder.path, path))
     return path
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from noisewise.generation.images import check_label, generate_batches, to_uint8
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import Trained
 from noisewise.precision import full_float32
+from noisewise.training.plain_files import open_new
 from noisewise.training.run_folder import replace_file
 
 FORMATS = ("png", "npy")
@@ -106,7 +107,7 @@ class ImageSet:
                 picture = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
                 _atomically(self.image_file(number), partial(picture.save, format="PNG"))
         else:
-            _atomically(self.chunk_file(chunk), lambda path: _save_array(path, values))
+            _atomically(self.chunk_file(chunk), lambda file: _save_array(file, values))
 
     def batches(self) -> Iterator[Tensor]:
         """All images, chunk by chunk, uint8 (n, channels, height, width)."""
@@ -131,15 +132,15 @@ def _is_whole_png(path: Path) -> bool:
         return False
 
 
-def _atomically(path: Path, write: Callable[[Path], object]) -> None:
+def _atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    write(temporary)
+    with open_new(temporary) as file:
+        write(file)
     temporary.replace(path)
 
 
-def _save_array(path: Path, values: np.ndarray) -> None:
-    with path.open("wb") as file:
-        np.save(file, values, allow_pickle=False)
+def _save_array(file: IO[bytes], values: np.ndarray) -> None:
+    np.save(file, values, allow_pickle=False)
 
 
 def image_set(

@@ -1,6 +1,6 @@
 """A trained model, out of a run's folder: the averaged weights, ready to generate and to be evaluated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from noisewise.generation.guidance import denoiser
 from noisewise.generation.replay import Replay
 from noisewise.generation.solvers import Denoise
 from noisewise.models import build_model, with_labels
+from noisewise.models.trust import check_trusted
 from noisewise.objective import Objective
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
@@ -56,6 +57,7 @@ def load_trained(
     weights: str = "ema",
     device: torch.device | str = "cpu",
     tell: Callable[[str], None] = print,
+    trust: Collection[str] = (),
 ) -> Trained:
     """The model of a run; on CUDA with fused kernels where it can have them, and its forward pass recorded when it is repeated.
 
@@ -65,6 +67,7 @@ def load_trained(
         weights: "ema" for the averaged weights, "model" for the last ones.
         device: where to put it.
         tell: told of checkpoints that cannot be used.
+        trust: import paths of models that the folder may name, besides those that you gave to runs on this machine.
     """
     path = Path(path).absolute()
     if weights not in WEIGHTS:
@@ -79,6 +82,7 @@ def load_trained(
     if not (path / "config.yaml").is_file():
         raise FileNotFoundError(f"{path} is no run: it has no config.yaml; give the folder that noisewise train wrote")
     config = load_config(path / "config.yaml")
+    check_trusted(config.model.name, path / "config.yaml", trust)
     found = _found(path / "checkpoints", step, tell)
     about = found.state["data"]
     shape, classes = tuple(about["shape"]), int(about["classes"])
@@ -118,12 +122,7 @@ def placed(model: nn.Module, shape: tuple[int, ...], classes: int, device: torch
 
 def _found(folder: Path, step: int | None, tell: Callable[[str], None]) -> checkpoint.Checkpoint:
     if step is not None:
-        path = folder / checkpoint.name_of(step)
-        named = checkpoint.load_if_there(path) if step in checkpoint.steps_in(folder) else None
-        if named is None:
-            there = ", ".join(map(str, checkpoint.steps_in(folder))) or "none"
-            raise FileNotFoundError(f"{folder} has no checkpoint of step {step}; it has {there}")
-        return named
+        return checkpoint.named(folder, step)
     found = checkpoint.newest_for_all(folder, tell)
     if found is None:
         raise FileNotFoundError(f"{folder} has no checkpoint yet: let the run train for longer")

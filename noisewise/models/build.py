@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from noisewise.models.dit import DiT
+from noisewise.models.trust import is_import_path
 from noisewise.models.unet import UNet
 from noisewise.models.uvit import UViT
 from noisewise.suggest import unknown
@@ -23,7 +24,7 @@ def build_model(name: str, options: Mapping[str, Any], *, shape: tuple[int, ...]
     `name` is one of `MODELS`, or the import path of a class or function of yours ("package.module.Class" or
     "package.module:Class"), which is called with the options, and with `shape` and `classes` where it has such parameters.
     """
-    maker = _imported(name) if "." in name or ":" in name else _registered(name)
+    maker = _imported(name) if is_import_path(name) else _registered(name)
     parameters = inspect.signature(maker).parameters
     named = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())

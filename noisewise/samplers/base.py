@@ -22,6 +22,7 @@ from noisewise.running import KeepsPrecision
 from noisewise.samplers.correction import Correction, effective_sample_size
 from noisewise.samplers.histogram import Histogram
 from noisewise.streams import bits, checked_seed, stream_key, uniform_of, uniforms
+from noisewise.weighting import Weighting
 
 LossAt = Callable[[Any, Tensor], Tensor]
 """(rows, u) -> (N,) losses of the batch's rows at those u, not weighted by draw.weight."""
@@ -131,6 +132,7 @@ class Sampler(KeepsPrecision):
     probes = False  # it evaluates the model, so it needs loss_at
     wants_model = False  # it differentiates the model or looks ahead, so it needs to be shown it
     has_target = False  # it learns what reduces some objective, and knows the weights of that one
+    comes_with: type[Weighting] | None = None  # the loss weight of the published method, which a spec takes if it names none
     _looked = False  # at the range of a draw
     _to_enter = False  # observe() was called, and its block has not begun
 

@@ -83,6 +83,26 @@ class Histogram(nn.Module):
         return torch.minimum(low + (v - before).clamp(min=0) * slope, high), density
 
 
+class RowHistogram:
+    """As `Histogram`, with masses of its own, a row, for each u and v.
+
+    Args:
+        mass: (B, K), each row with a sum of 1.
+        table: whose intervals they are of.
+    """
+
+    def __init__(self, mass: Tensor, table: Histogram) -> None:
+        self.mass, self.table = mass, table
+
+    def density(self, u: Tensor) -> Tensor:
+        """q(u), one u a row."""
+        return (self.mass / self.table.widths).gather(1, self.table.bin(u)[:, None]).squeeze(1)
+
+    def quantile(self, v: Tensor) -> Tensor:
+        """Where v lands, one v a row."""
+        return row_quantile(self.mass, self.table.edges, v)
+
+
 def row_quantile(mass: Tensor, edges: Tensor, v: Tensor) -> Tensor:
     """As `Histogram.draw`, with a density of its own (a row of `mass`) for each v."""
     cumulative = mass.cumsum(1)

@@ -16,6 +16,7 @@ from noisewise.study.live import Board
 from noisewise.study.outcome import PLAN, Comparison, Plan, read_comparison, read_outcome
 from noisewise.study.preflight import check_all
 from noisewise.training.config import Config
+from noisewise.training.plain_files import open_own
 from noisewise.training.signals import StopRequest
 from noisewise.training.writing import writing
 
@@ -111,7 +112,7 @@ def alone(folder: Path) -> Iterator[None]:
         raise ValueError(f"--out {folder} is a file: name a folder")
     with writing(f"--out {folder}", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    with open(open_own(folder / ".lock", os.O_RDWR | os.O_CREAT), "r+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

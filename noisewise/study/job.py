@@ -10,6 +10,7 @@ import torch
 from noisewise.study.outcome import FAILURE, LOG, Failure, write_failure
 from noisewise.training.checkpoint import steps_in
 from noisewise.training.config import Config
+from noisewise.training.plain_files import open_new
 
 STATUS = "status.json"
 TAIL = 20  # lines of the log that go into a failure
@@ -40,7 +41,8 @@ class Status:
     def write(self, folder: Path) -> None:
         """Replace the file; without waiting for the disk, since nothing depends on it."""
         temporary = folder / f".{STATUS}-{os.getpid()}"
-        temporary.write_text(json.dumps(asdict(self)))
+        with open_new(temporary) as file:
+            file.write(json.dumps(asdict(self)).encode())
         temporary.replace(folder / STATUS)
 
     @staticmethod

@@ -23,6 +23,7 @@ from noisewise.metrics.reference import Reference
 from noisewise.processes import DDPM
 from noisewise.study.outcome import Evaluation
 from noisewise.training.components import open_source
+from noisewise.training.plain_files import inside
 from noisewise.training.run import Run
 from noisewise.weighting import VLB
 
@@ -107,7 +108,8 @@ def draw(run: Run, samples: Tensor) -> str | None:
     """A picture of samples in the run's folder, if they are images or can be decoded; its path from there."""
     if not run.trainer.parts.source.image and real_images(run) is None:
         return None
-    path = save_grid(as_images(run, samples), run.folder.samples / f"step-{run.trainer.step:08d}.png", COLUMNS)
+    place = inside(run.folder.path, run.folder.samples / f"step-{run.trainer.step:08d}.png")
+    path = save_grid(as_images(run, samples), place, COLUMNS)
     return str(path.relative_to(run.folder.path))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from noisewise.training.run_folder import read_rows
+from noisewise.training.jsonl import read_lines
 
 Kind = TypeVar("Kind")
 
@@ -23,11 +23,12 @@ def reading(path: Path) -> Iterator[None]:
 
 def objects(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file, without what a kill has cut off."""
+    lines = list(read_lines(path))
     with reading(path):
-        rows = read_rows(path)
-        if strange := [row for row in rows if not isinstance(row, dict)]:
-            raise ValueError(f"{strange[0]!r} is no row of it")
-    return rows
+        for line in lines:
+            if line.row is None and not line.text.lstrip().startswith(b"{"):
+                raise ValueError(f"line {line.number}, {line.text[:40]!r}, is no row of it")
+    return [line.row for line in lines if line.row is not None]
 
 
 def checked(kind: type[Kind], values: dict[str, Any]) -> Kind:

@@ -18,6 +18,7 @@ from noisewise.generation.run_samples import draw_samples
 from noisewise.study.job import Job, Status, explained, forget_status, record_failure
 from noisewise.study.measure import evaluate
 from noisewise.study.outcome import FAILURE, LOG
+from noisewise.training.plain_files import open_own
 from noisewise.training.progress import Progress, summary
 from noisewise.training.run import Run
 from noisewise.training.run_folder import FolderInUse
@@ -140,7 +141,7 @@ def _evaluate(run: Run, shares: list[float], job: Job, stop: StopRequest) -> Non
     headline = job.headline if shares[-1] == 1 else None
     found = evaluate(run, shares[-1], job.images, headline=headline, check=check)
     for share in shares:
-        run.folder.log(replace(found, share=share).row())
+        run.folder.log(replace(found, share=share).row(), durable=True)
     print(f"step {found.step}  evaluated at {shares[-1]:.0%} of the budget: {found.metric} {found.distance}", flush=True)
     if found.headline is not None:
         print(f"step {found.step}  {found.metric} of {headline:,} images: {found.headline}", flush=True)
@@ -161,7 +162,8 @@ def logged(folder: Path) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = {number: os.dup(number) for number in (1, 2)}
-    with (folder / LOG).open("a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
+    descriptor = open_own(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with open(descriptor, "a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
         try:
             for number in kept:
                 os.dup2(file.fileno(), number)

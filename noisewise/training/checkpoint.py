@@ -7,6 +7,9 @@
 
 A checkpoint is written to a temporary folder, flushed to the disk, and renamed: under its final name it is always whole. Before
 it is used, every file is compared with the manifest. Only safetensors and JSON are ever read: no file can run code.
+
+One that was saved while steps were being skipped is marked: its weights may be what makes them fail. It is the last to be
+taken, and no reason to remove another.
 """
 
 import errno
@@ -27,6 +30,7 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
+from noisewise.training.plain_files import make_folder, open_new, sync
 
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})")
@@ -53,27 +57,31 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
+def save(
+    folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], skipped: int = 0
+) -> Path:
     """Write a checkpoint and return its path; a whole one of the same step is left as it is.
 
-    Raises CheckpointError, with all earlier checkpoints as they were, if it cannot be written.
+    `skipped` is how many steps in a row have failed just before it. Raises CheckpointError, with all earlier checkpoints as
+    they were, if it cannot be written.
     """
     final, temporary = folder / name_of(step), folder / f"{TEMPORARY}{name_of(step)}-{os.getpid()}"
     if final.exists() and is_whole(final):
         return final
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         for part, values in tensors.items():
             _write(temporary / f"{part}.safetensors", safetensors.torch.save(_savable(values)))
         _write(temporary / "state.json", json.dumps(state, indent=1).encode())
         files = {path.name: _description(path) for path in sorted(temporary.iterdir())}
-        _write(temporary / "manifest.json", json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1).encode())
-        _sync_folder(temporary)
+        manifest = {"format": FORMAT, "step": step, **({"skipped": skipped} if skipped else {}), "files": files}
+        _write(temporary / "manifest.json", json.dumps(manifest, indent=1).encode())
+        sync(temporary)
         set_aside(final)  # it is broken, if it is there
         temporary.rename(final)
-        _sync_folder(folder)
+        sync(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         good = newest_name(folder)
@@ -150,24 +158,43 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(step for step in steps if (folder / name_of(step)).exists())  # not for step-000000001
 
 
+def good_steps_in(folder: Path) -> list[int]:
+    """The steps with a checkpoint that is not marked as saved while steps were being skipped, oldest first."""
+    return [step for step in steps_in(folder) if not _is_marked(folder / name_of(step))]
+
+
+def _is_marked(path: Path) -> bool:
+    try:
+        _check_plain_file(path, "manifest.json")
+        return bool(json.loads((path / "manifest.json").read_text()).get("skipped"))
+    except (CheckpointError, OSError, ValueError, AttributeError, RecursionError):
+        return False  # what is wrong with it will be said when it is loaded
+
+
 def newest_name(folder: Path) -> str | None:
-    """The name of the newest checkpoint that is whole."""
-    return next((name_of(step) for step in reversed(steps_in(folder)) if is_whole(folder / name_of(step))), None)
+    """The name of the newest good checkpoint that is whole."""
+    return next((name_of(step) for step in reversed(good_steps_in(folder)) if is_whole(folder / name_of(step))), None)
 
 
 def newest(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; `tell` is told of each that is not. None if there is none at all.
+    """The newest good checkpoint that is whole; `tell` is told of each that is not. None if there is none at all.
 
     One that vanishes on the way is no broken one: a run that trains removes old ones when it has written new ones.
     """
     broken: set[int] = set()
     while steps := [step for step in steps_in(folder) if step not in broken]:
-        path = folder / name_of(steps[-1])
+        doubtful = set(steps) - set(good_steps_in(folder))
+        last = max(steps, key=lambda step: (step not in doubtful, step))
+        path = folder / name_of(last)
         try:
             if found := load_if_there(path):
+                if doubtful and max(doubtful) > last:
+                    tell(f"{name_of(max(doubtful))} was saved while steps were failing; taking {name_of(last)}")
+                elif last in doubtful:
+                    tell(f"{name_of(last)} was saved while steps were failing, but there is no other")
                 return found
         except CheckpointError as error:
-            broken.add(steps[-1])
+            broken.add(last)
             tell(f"{error}; trying the one before")
     if broken:
         raise CheckpointError(
@@ -176,8 +203,17 @@ def newest(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
+def named(folder: Path, step: int) -> Checkpoint:
+    """The checkpoint of a step that the user has named, good or not."""
+    found = load_if_there(folder / name_of(step)) if step in steps_in(folder) else None
+    if found is None:
+        there = ", ".join(map(str, steps_in(folder))) or "none"
+        raise FileNotFoundError(f"{folder} has no checkpoint of step {step}; it has {there}")
+    return found
+
+
 def newest_for_all(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
-    """On every rank the checkpoint that is the newest whole one to the first rank: a run may go on writing meanwhile."""
+    """On every rank the checkpoint that is the newest good one to the first rank: a run may go on writing meanwhile."""
     while True:
         found: Checkpoint | None = None
         with distributed.together():
@@ -198,9 +234,10 @@ def newest_for_all(folder: Path, tell: Callable[[str], None]) -> Checkpoint | No
 
 
 def prune(folder: Path, keep: int, keep_every: int = 0) -> None:
-    """Remove all but the newest `keep` checkpoints and those at multiples of `keep_every`."""
-    for step in steps_in(folder)[:-keep]:
-        if not keep_every or step % keep_every:
+    """Remove all but the newest `keep` good checkpoints, what came after them, and those at multiples of `keep_every`."""
+    good = good_steps_in(folder)
+    for step in steps_in(folder) if good else []:
+        if step < good[-1] and step not in good[-keep:] and (not keep_every or step % keep_every):
             # first out of sight, so that a kill on the way leaves no half of a checkpoint under its name
             doomed = (folder / name_of(step)).rename(folder / f"{TEMPORARY}removed-{step}-{os.getpid()}")
             shutil.rmtree(doomed, ignore_errors=True)
@@ -213,6 +250,16 @@ def set_aside(path: Path) -> None:
         path.rename(next(place for name in names if not (place := path.with_name(name)).exists()))
 
 
+def set_aside_diverged(folder: Path, last_made: int) -> str | None:
+    """After steps kept failing, set aside what may make them fail; the name of the newest checkpoint that is left.
+
+    That of the last step that was made counts too: no step was made from its weights. It stays if there is none before it.
+    """
+    before = [step for step in good_steps_in(folder) if step < last_made]
+    set_aside_after(folder, last_made - 1 if before else last_made)
+    return newest_name(folder)
+
+
 def set_aside_after(folder: Path, step: int) -> None:
     """Set aside the checkpoints of later steps, which were passed over."""
     for later in steps_in(folder):
@@ -223,7 +270,10 @@ def set_aside_after(folder: Path, step: int) -> None:
 def sweep(folder: Path) -> None:
     """Remove what a killed process left half-written."""
     for path in folder.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(path, ignore_errors=True)
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _savable(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -231,18 +281,10 @@ def _savable(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
+    with open_new(path) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _description(path: Path) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 
 from noisewise.suggest import closest
 from noisewise.training.config import FREE_WITHIN, PINNED, Config
+from noisewise.training.stored import FREE_FORM, Refused, no_setting, read_stored
 
 PRESETS = Path(__file__).parent / "presets"
-FREE_FORM = ("data.options", "model.options", "evaluation.data_options")  # only their source or network knows these
 
 
 def preset_names() -> list[str]:
@@ -56,10 +56,9 @@ def to_config(parser: ArgumentParser, namespace: Namespace) -> Config:
     return config
 
 
-def with_files(arguments: Sequence[str], presets: Sequence[str] = (), stored: Path | None = None) -> list[str]:
-    """The arguments after those that read a resumed run's own file and presets, so that they override both."""
-    files = ([stored] if stored is not None and stored.exists() else []) + [preset_path(name) for name in presets]
-    return [part for path in files for part in ("--config", str(path))] + list(arguments)
+def with_files(arguments: Sequence[str], presets: Sequence[str] = ()) -> list[str]:
+    """The arguments after those that read presets, so that they override them."""
+    return [part for name in presets for part in ("--config", str(preset_path(name)))] + list(arguments)
 
 
 def load_preset(name: str, *overrides: str) -> Config:
@@ -68,15 +67,25 @@ def load_preset(name: str, *overrides: str) -> Config:
 
 
 def load_config(path: Path) -> Config:
-    """The configuration in a YAML file.
+    """The configuration in a YAML file, which may be anybody's: reading it imports nothing (`stored.py`).
 
     Its text is parsed, not its path: jsonargparse goes to a file's folder while it reads it, and a process has one working
     directory for all threads. What another one began in that moment with a relative path would end up there.
     """
     parser = _plain_parser()
     with _reading(parser, path):
-        text = path.read_text()
-        return with_words(to_config(parser, parser.parse_string(text)), [text])
+        stored = read_stored(path)
+        config = to_config(parser, parser.parse_object(stored.settings))
+        return _with_options(config, stored.options)
+
+
+def _with_options(config: Config, stored: dict[str, dict[str, Any]]) -> Config:
+    """The configuration with free options of a file, word for word, below those that it has."""
+    for free, options in stored.items():
+        group, _, name = free.partition(".")
+        part = getattr(config, group)
+        setattr(part, name, {**options, **getattr(part, name)})
+    return config
 
 
 @contextmanager
@@ -84,12 +93,14 @@ def _reading(parser: ArgumentParser, path: Path) -> Iterator[None]:
     """Within the block a file of settings is read; what is wrong with it is a ValueError that names it."""
     try:
         yield
-    except (ArgumentError, ValueError) as error:
+    except (ArgumentError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: {_reason(parser, path, error)}") from error
 
 
 def _reason(parser: ArgumentParser, path: Path, error: Exception) -> str:
     """What is wrong with a file that gave an error: no text, no YAML, no settings, misspelt ones, or what the error says."""
+    if isinstance(error, Refused):
+        return str(error)
     try:
         content = get_loader("yaml")(path.read_text())
     except UnicodeDecodeError:
@@ -107,15 +118,23 @@ def _reason(parser: ArgumentParser, path: Path, error: Exception) -> str:
     unknown = [name for name in dotted(content) if name not in known and not name.startswith(FREE_FORM)]
     if not unknown or unknown[0] in (field.name for field in fields(Config)):  # a group with a single value
         return str(error)
-    meant = closest(unknown[0], known)
-    return f"there is no setting {unknown[0]!r}" + (f"; did you mean {meant!r}?" if meant else "")
+    return no_setting(unknown[0], known)
 
 
-def parse_config(parser: ArgumentParser, arguments: list[str], others: Sequence[str] = ()) -> Config:
+def parse_config(
+    parser: ArgumentParser, arguments: list[str], others: Sequence[str] = (), stored: Path | None = None
+) -> Config:
     """The configuration that arguments describe; a ValueError says what is wrong with them, and what was probably meant.
 
-    `others` are options of the command besides those of the configuration, for the suggestions.
+    `others` are options of the command besides those of the configuration, for the suggestions. `stored` is the config.yaml of
+    a folder, if it is there: the arguments override it.
     """
+    if stored is not None and os.path.lexists(stored):
+        with _reading(parser, stored):
+            found = read_stored(stored)
+            to_config(parser, parser.parse_object(found.settings))
+        arguments = ["--config", yaml.dump(found.settings, Dumper=_Dumper), *arguments]
+        return _with_options(parse_config(parser, arguments, others), found.options)
     try:
         namespace = parser.parse_args([*arguments, *_without_earlier_epochs(arguments)])
     except (ArgumentError, UnicodeDecodeError) as error:

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from noisewise import distributed
+from noisewise.models.trust import remember
 from noisewise.training import checkpoint
 from noisewise.training.components import build_parts
 from noisewise.training.config import Config
+from noisewise.training.guard import Diverged
 from noisewise.training.options import flat
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.progress import Progress, Quiet
@@ -21,6 +23,7 @@ from noisewise.training.signals import StopRequest
 from noisewise.training.trainer import Trainer
 
 AGREE_EVERY = 10  # steps between two questions to all processes whether one was asked to stop
+NOTHING = float("inf")
 
 DrawSamples = Callable[["Run"], object]
 
@@ -38,12 +41,19 @@ class Run:
         config: all settings.
         resume: continue what is in the folder (and begin if there is nothing).
         progress: what shows the user how it goes.
+        step: continue from the checkpoint of this step, not from the newest good one; later ones are set aside.
         draw: called with the run every `log.samples_every` steps and at the end, as
             `noisewise.generation.run_samples.draw_samples`; None for no pictures.
     """
 
     def __init__(
-        self, config: Config, *, resume: bool = False, progress: Progress | None = None, draw: DrawSamples | None = None
+        self,
+        config: Config,
+        *,
+        resume: bool = False,
+        step: int | None = None,
+        progress: Progress | None = None,
+        draw: DrawSamples | None = None,
     ) -> None:
         config.check()
         self.config = config
@@ -54,16 +64,18 @@ class Run:
         self.main = self.accelerator.is_main_process
         self._new = self.main and not self.folder.config_file.exists()
         self._changed: list[str] = []
+        self._saved: float = NOTHING  # the step of the last checkpoint, until others were removed for it
         with distributed.together():
             if self.main:
                 self._changed = self.folder.begin(config, resume)
                 checkpoint.sweep(self.folder.checkpoints)
+        if self._new:
+            remember(config.model.name)  # the folder has named nothing yet, so the user has
         try:
             parts = build_parts(config)
             self.config = config = config.for_data(len(parts.source))
             self.trainer = Trainer(config, parts, self.accelerator, self.progress.tell)
-            found = checkpoint.newest_for_all(self.folder.checkpoints, self.progress.tell) if resume else None
-            self._begin_from(found)
+            self._begin_from(self._found(step) if resume else None)
             self.trainer.tensors()  # what cannot be saved is known now, not at the first checkpoint
             self.trainer.state()
             if self.main and config.steps >= self.trainer.step:
@@ -74,6 +86,12 @@ class Run:
             raise
         if config.log.trackers:
             self.accelerator.init_trackers(config.name, _scalars(config))
+
+    def _found(self, step: int | None) -> checkpoint.Checkpoint | None:
+        if step is None:
+            return checkpoint.newest_for_all(self.folder.checkpoints, self.progress.tell)
+        with distributed.together():
+            return checkpoint.named(self.folder.checkpoints, step)
 
     def _begin_from(self, found: checkpoint.Checkpoint | None) -> None:
         if found is not None:
@@ -90,17 +108,19 @@ class Run:
             if self.main:
                 checkpoint.set_aside_after(self.folder.checkpoints, found.step)
         if self.main:
-            self.folder.forget_after(found.step if found is not None else 0)
+            self.folder.forget_after(found.step if found is not None else 0, self.progress.tell)
 
     def advance(self, stop: StopRequest | None = None) -> Iterator[int]:
         """Train, yielding the step after each; ends at the end of the budget or, checkpoint saved, when asked to stop."""
         trainer, config = self.trainer, self.config
-        for row in trainer.run():
+        for row in self._rows():
+            if self._saved < trainer.step and not self._failing():  # a step was made from what was saved last: it is good
+                self._prune()
             if row is not None:
                 self._log(row)
             if config.log.samples_every and trainer.step % config.log.samples_every == 0:
                 self._draw_samples()
-            if trainer.step % config.checkpoint.every == 0 and trainer.step != config.steps:
+            if trainer.step % config.checkpoint.every == 0 and trainer.step != config.steps and not self._failing():
                 self.save()
             self.progress.step(trainer.step, trainer.seconds)
             if stop is not None and self._asked(stop):
@@ -108,8 +128,25 @@ class Run:
                 return
             yield trainer.step
         self.save()
+        self._prune()
         if config.log.samples_every and trainer.step % config.log.samples_every:
             self._draw_samples()
+
+    def _rows(self) -> Iterator[dict[str, Any] | None]:
+        """Training; when steps keep failing, what may make them fail is set aside, and the error says where to go on."""
+        try:
+            yield from self.trainer.run()
+        except Diverged as error:
+            left = None
+            with distributed.together():
+                if self.main:
+                    left = checkpoint.set_aside_diverged(self.folder.checkpoints, self.trainer.step - self._failing())
+            go_on = f"--resume goes on from {left}, the newest before" if left else "there is no checkpoint from before"
+            raise Diverged(f"{error}; {go_on}" if self.main else str(error)) from None
+
+    def _failing(self) -> int:
+        """How many steps in a row, up to now, were skipped; waits for the device."""
+        return int(self.trainer.guard.run)
 
     def _draw_samples(self) -> None:
         if self.draw is not None:
@@ -129,14 +166,22 @@ class Run:
         self.progress.row(row)
 
     def save(self) -> Path:
-        """Write a checkpoint, and remove those that are no longer wanted."""
+        """Write a checkpoint."""
         tensors = self.trainer.tensors()
         path = self.folder.checkpoints / checkpoint.name_of(self.trainer.step)
         with distributed.together():
             if self.main:
-                checkpoint.save(self.folder.checkpoints, self.trainer.step, tensors, self.trainer.state())
-                checkpoint.prune(self.folder.checkpoints, self.config.checkpoint.keep, self.config.checkpoint.keep_every)
+                state, failing = self.trainer.state(), self._failing()
+                self.folder.commit(self.trainer.step, tensors, state, failing)
+        self._saved = self.trainer.step
         return path
+
+    def _prune(self) -> None:
+        """Remove the checkpoints that are no longer wanted."""
+        self._saved = NOTHING
+        with distributed.together():
+            if self.main:
+                checkpoint.prune(self.folder.checkpoints, self.config.checkpoint.keep, self.config.checkpoint.keep_every)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -162,6 +207,7 @@ def train(
     config: Config,
     *,
     resume: bool = False,
+    step: int | None = None,
     progress: Progress | None = None,
     draw: DrawSamples | None = None,
     stop: StopRequest | None = None,
@@ -171,7 +217,7 @@ def train(
     The arguments are those of `Run`; `stop` is told of such a signal, for those who have to know.
     """
     with stop or StopRequest() as stop:
-        run = Run(config, resume=resume, progress=progress, draw=draw)
+        run = Run(config, resume=resume, step=step, progress=progress, draw=draw)
         try:
             with run.progress.running(run.config, run.trainer.step):
                 for _ in run.advance(stop):

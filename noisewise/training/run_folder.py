@@ -14,15 +14,22 @@ import platform
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor
 
 import noisewise
+from noisewise.training import checkpoint
 from noisewise.training.config import Config
+from noisewise.training.jsonl import read_lines, read_rows
 from noisewise.training.options import as_yaml, changed, load_config
+from noisewise.training.plain_files import inside, make_folder, open_new, open_own, sync
 from noisewise.training.writing import writing
+
+__all__ = ["FolderInUse", "RunFolder", "environment", "git_state", "read_rows", "replace_file"]
 
 
 class FolderInUse(RuntimeError):
@@ -66,7 +73,9 @@ class RunFolder:
         elif not resume and (self.metrics_file.exists() or self.checkpoints.exists()):
             raise FileExistsError(f"{self.path} holds what a run has left, but no config.yaml: give another --out")
         with writing(f"--out {self.path}", self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
+            for name in ("checkpoints", "samples"):
+                inside(self.path, self.path / name)
             self._take_lock()
             if not self.config_file.exists():
                 self.write_config(config)
@@ -79,7 +88,7 @@ class RunFolder:
 
     def _take_lock(self) -> None:
         """Two processes in one folder would destroy each other's checkpoints."""
-        self._lock = (self.path / ".lock").open("w")
+        self._lock = os.fdopen(open_own(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+")
         _OPEN.add(self)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -92,28 +101,58 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
-    def log(self, row: dict[str, Any]) -> None:
-        """Append a row to metrics.jsonl."""
+    def log(self, row: dict[str, Any], durable: bool = False) -> None:
+        """Append a row to metrics.jsonl; a `durable` one survives a power cut at once, others with the next checkpoint."""
         self._append(self.metrics_file, row)
+        if durable:
+            self.sync()
+
+    def sync(self) -> None:
+        """Flush all that was written so far, apart from checkpoints, to the disk."""
+        for name in ("metrics.jsonl", "environment.jsonl", ""):
+            sync(self.path / name)
+
+    def commit(
+        self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], skipped: int = 0
+    ) -> Path:
+        """Write a checkpoint, after all that it claims to have happened: whatever survives a power cut, fits together."""
+        self.sync()
+        return checkpoint.save(self.checkpoints, step, tensors, state, skipped)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl; a torn last line is left out."""
-        return read_rows(self.metrics_file)
+        """The rows of metrics.jsonl; lines that are none are left out."""
+        return [line.row for line in read_lines(self.metrics_file) if line.row is not None and _is_ours(line.row)]
 
-    def forget_after(self, step: int) -> None:
-        """Drop the rows of steps that will be made again."""
+    def forget_after(self, step: int, tell: Callable[[str], None] = lambda message: None) -> None:
+        """Drop the rows of steps that will be made again; damaged lines go into another file, and `tell` is told."""
+        lines = list(read_lines(self.metrics_file))
+        rows = [line.row for line in lines if line.row is not None and _is_ours(line.row)]
+        damaged = [line for line in lines if not line.torn and (line.row is None or not _is_ours(line.row))]
+        if damaged:
+            aside = self.path / "metrics.damaged.jsonl"
+            with open(open_own(aside, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+                file.writelines(line.text for line in damaged)
+            sync(aside)
+            which = ", ".join(str(line.number) for line in damaged[:5]) + (", ..." if len(damaged) > 5 else "")
+            tell(
+                f"{self.metrics_file}: damaged in line {which}; moved to {aside.name}, and going on with the {len(rows)} others"
+            )
         if self.metrics_file.exists():
-            kept = [row for row in self.metrics() if row.get("step", 0) <= step]
-            replace_file(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
+            replace_file(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows if row.get("step", 0) <= step))
 
     @staticmethod
     def _append(path: Path, row: dict[str, Any]) -> None:
-        with path.open("ab+") as file:
+        with open(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab+") as file:
             if file.tell():  # a line that a kill or a full disk has cut off must not take this one with it
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
                     file.write(b"\n")
             file.write(json.dumps(row).encode() + b"\n")
+
+
+def _is_ours(row: dict[str, Any]) -> bool:
+    """Whether the numbers that a run goes on by are numbers."""
+    return type(row.get("step", 0)) is int and type(row.get("share", 0)) in (int, float)
 
 
 _OPEN: weakref.WeakSet[RunFolder] = weakref.WeakSet()
@@ -128,26 +167,16 @@ def _end_in_child() -> None:
 os.register_at_fork(after_in_child=_end_in_child)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file, without a last line that a kill has cut off."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
-
-
 def replace_file(path: Path, text: str) -> None:
     """Write a file so that it is either the old one or the new one, whatever happens."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        with temporary.open("w") as file:
-            file.write(text)
+        with open_new(temporary) as file:
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -169,13 +198,20 @@ def environment() -> dict[str, Any]:
 
 
 def git_state() -> str | None:
-    """The commit of the current folder, with "+" if there are changes; None outside a repository."""
+    """The commit of the current folder, with "+" if there are changes; None outside a repository.
+
+    "?" where only a command that the repository itself names (a filter) could tell: it may be somebody else's.
+    """
     try:
         commit = _git("rev-parse", "HEAD")
-        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        if _git("config", "--local", "--includes", "--name-only", "--get-regexp", r"^(filter\.|include)", check=False):
+            return commit + "?"
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+def _git(*arguments: str, check: bool = True) -> str:
+    command = ["git", "-c", "core.fsmonitor=false", *arguments]
+    quiet = {**os.environ, "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
+    return subprocess.run(command, capture_output=True, text=True, check=check, timeout=10, env=quiet).stdout.strip()

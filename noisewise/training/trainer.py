@@ -28,7 +28,7 @@ from noisewise.training.state import module_tensors
 
 LEVELS = 10  # noise levels in a row of metrics
 FINE = 50  # levels of the curves that cost nothing to know
-WHAT_NOW = "The checkpoints are as they were: go on with --resume and a lower --optimizer.lr"
+WHAT_NOW = "Lower --optimizer.lr"
 
 
 class Trainer:

@@ -112,12 +112,13 @@ from noisewise.generation.trained import load_trained
 torch.set_num_threads(1)
 write, done = sets._save_array, []
 
-def killed_while_writing(path, values):
+def killed_while_writing(file, values):
     done.append(1)
     if len(done) == 2:
-        path.write_bytes(b"half of a file")
+        file.write(b"half of a file")
+        file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
-    write(path, values)
+    write(file, values)
 
 sets._save_array = killed_while_writing
 trained = load_trained(sys.argv[1])

@@ -9,6 +9,7 @@ SPECS = {
     "edm": ["edm"],
     "laplace": ["laplace:location=0,scale=3"],
     "speed": ["speed:k=5", "speed:tau=700,mirror=true"],
+    "speed_published": ["speed_published"],
     "table": ["table:file={table}"],
     "mix": ["mix:of=(beta:a=0.3,b=5),floor=0.2"],
     "shift": ["shift:of=(logit_normal:mean=0.5),shift=2"],
@@ -28,9 +29,10 @@ SPECS = {
     "paper_cifar10": ["paper_cifar10:every=4"],
     "paper_celebahq": ["paper_celebahq:every=4"],
     "paper_imagenet": ["paper_imagenet:every=4+minsnr"],
+    "released_cifar10": ["released_cifar10:every=4"],
 }
 
 ALL_SPECS = [spec for specs in SPECS.values() for spec in specs]
-LEARNING = ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "adaptive", "paper_cifar10")
+LEARNING = ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "adaptive", "paper_cifar10", "released_cifar10")
 LEARNERS = [spec for name in LEARNING for spec in SPECS[name]]
 CORRECTIONS = ["none", "unbiased", "clipped(3)", "tempered(0.5)"]

@@ -47,6 +47,8 @@ def noisy_run(spec, steps, **settings):
 
 
 PROBING = [
+    "paper_cifar10:every=2,floor=1",
+    "released_cifar10:every=2,floor=1",
     "adaptive:estimator=reinforce,every=2,strata=20,floor=1,correction=none",
     "adaptive:estimator=lookahead,strata=3,horizon=2,budget=1,probe=32,warmup=1,floor=1,correction=none",
     "gradient_variance:strata=3,every=2,floor=1,correction=none",

@@ -9,7 +9,7 @@ from diffusers.training_utils import compute_density_for_timestep_sampling
 from scipy import stats
 
 import noisewise
-from noisewise import DDPM, EDM, PROCESSES, Flow
+from noisewise import DDPM, EDM, PROCESSES, Flow, Objective
 from noisewise.samplers import (
     Beta,
     Curriculum,
@@ -121,19 +121,69 @@ def test_speed_is_its_formula(tau):
     np.testing.assert_allclose(table(f"speed:tau={tau}"), expected, rtol=1e-5)
 
 
-def test_speed_mirrored_is_the_authors_half_batch():
-    """The authors draw half a batch, t, and append m - t below m and t - m above."""
-    tau, steps = 700, 1000
-    probability = np.where(np.arange(steps) < tau, 5, 1) / (steps + tau * 4)
-    t = np.random.default_rng(0).choice(steps, 400_000, p=probability)
-    both = np.concatenate([t, np.minimum(np.where(t < tau, tau - t, t - tau), steps - 1)])
-    counts = np.bincount(both, minlength=steps).reshape(50, 20).sum(1)
-    mass = table("speed:tau=700,mirror=true").reshape(50, 20).sum(1)
-    np.testing.assert_allclose(mass, counts / counts.sum(), atol=5e-4)
-    draw = SpeeD(DDPM.linear(), tau=700, mirror=True).sample(64).time
+SCHEDULES = [(DDPM.linear, 642), (DDPM.quadratic, 829), (DDPM.cosine, 959)]
+
+
+def mirror_images(t, m):
+    return np.where(t < m, m - t, t - m)
+
+
+def both_halves(p, m):
+    """The mean of a density over timesteps and of its mirror image about m."""
+    mirrored = np.zeros_like(p)
+    np.add.at(mirrored, mirror_images(np.arange(len(p)), m), p)
+    return (p + mirrored) / 2
+
+
+@pytest.mark.parametrize(("make", "m"), SCHEDULES)
+@pytest.mark.parametrize("tau", [None, 700])
+def test_speed_mirrored_is_the_authors_later_code(make, m, tau):
+    """Draws below tau, five times as many; m - t below m and t - m above, m from the schedule whatever tau is."""
+    settings = "" if tau is None else f"tau={tau},"
+    p = np.where(np.arange(1000) < (m - 1 if tau is None else tau), 5.0, 1.0)
+    np.testing.assert_allclose(table(f"speed:{settings}mirror=true", make()), both_halves(p / p.sum(), m), rtol=1e-5)
+    draw = SpeeD(make(), tau=tau, mirror=True).sample(64).time.numpy()
     first, second = draw[:32], draw[32:]
-    pairs = torch.where(first < 700, 700 - first, first - 700), torch.where(second < 700, 700 - second, second - 700)
-    assert bool(((pairs[0] == second) | (pairs[1] == first)).all())
+    assert ((mirror_images(first, m) == second) | (mirror_images(second, m) == first)).all()
+
+
+def published_speed(process):
+    """The first released code: its density, where it mirrors, and its weights."""
+    bar = process.alphas_cumprod.numpy()
+    increment = np.gradient(np.sqrt(1 - bar))
+    p = np.tanh(1e6 * (increment - 1e-4)) + 1.5
+    snr = 1 / (1 - bar) - 1
+    return p / p.sum(), int(np.argmax(increment < 1e-4)) + 1, 1 / (1 + snr)
+
+
+@pytest.mark.parametrize(("make", "expected"), SCHEDULES)
+def test_published_speed_is_the_first_released_code(make, expected):
+    p, m, weights = published_speed(make())
+    assert m == expected
+    recipe = noisewise.recipe("speed_published", make())
+    np.testing.assert_allclose(recipe.sampler.table.drawn.mass.numpy(), p, rtol=1e-4)
+    np.testing.assert_allclose(recipe.sampler.table.mass.numpy(), both_halves(p, m), rtol=1e-4)
+    u = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    np.testing.assert_allclose(recipe.weighting(Objective(make()), u).numpy(), weights, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("make", "m"), SCHEDULES)
+@pytest.mark.parametrize("n", [1, 2, 7, 64, 129])
+def test_published_speed_draws_half_a_batch_and_one_and_mirrors_it(make, m, n):
+    draw = noisewise.recipe("speed_published", make()).sampler.sample(n)
+    t, first = draw.time.numpy(), n // 2 + 1
+    np.testing.assert_array_equal(t[first:], mirror_images(t[:first], m)[: n - first])
+    np.testing.assert_array_equal(t, (draw.u.double() * 1000).long().numpy())
+
+
+def test_published_speed_draws_from_its_density():
+    p, m, _ = published_speed(DDPM.linear())
+    t = noisewise.recipe("speed_published", DDPM.linear()).sampler.sample(200_000).time.numpy()
+    for part, density in ((t[:100_001], p), (t[100_001:], 2 * both_halves(p, m) - p)):
+        counts = np.bincount(part, minlength=1000).reshape(50, 20).sum(1)
+        cells = density.reshape(50, 20).sum(1) * len(part)
+        assert stats.chisquare(counts[cells > 0], cells[cells > 0]).pvalue > 1e-4
+        assert counts[cells == 0].sum() == 0
 
 
 # Tables, combinations ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import noisewise
 from noisewise.spec import build_process
 from noisewise.training.config import FREE_WITHIN, PINNED, Config
 from noisewise.training.options import (
-    FREE_FORM,
     PRESETS,
     as_yaml,
     changed,
@@ -29,6 +28,7 @@ from noisewise.training.options import (
     preset_path,
     with_files,
 )
+from noisewise.training.stored import FREE_FORM
 
 OTHER = {  # for each setting, a value that it has neither by default nor in the preset `digits`
     "name": "other",
@@ -285,9 +285,9 @@ def test_epochs_are_as_many_steps_as_the_data_need():
 
 def test_a_stored_configuration_comes_before_presets_and_arguments(tmp_path):
     stored = tmp_path / "config.yaml"
-    assert with_files(["--steps=1"], stored=stored) == ["--steps=1"]
+    assert parse_config(config_parser(), ["--steps=1"], stored=stored) == parsed("--steps=1")
     stored.write_text(as_yaml(load_preset("cifar10", "--batch=32")))
-    config = parsed(*with_files(["--steps=1"], ["digits"], stored))
+    config = parse_config(config_parser(), with_files(["--steps=1"], ["digits"]), stored=stored)
     assert (config.steps, config.batch, config.data.flip) == (1, 192, True)
 
 

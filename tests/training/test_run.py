@@ -262,7 +262,9 @@ def test_a_rotten_checkpoint_costs_a_run_nothing_but_its_own_steps(tmp_path):
     assert any("step-00000014: model.safetensors is not what was written" in message for message in heard.messages)
     assert names_in(folder / "checkpoints") == ["step-00000010", "unusable-step-00000014"]
     for step in run.advance():
-        if step == 12:
+        if step == 12:  # no step was made from it yet
+            assert names_in(folder / "checkpoints") == ["step-00000010", "step-00000012", "unusable-step-00000014"]
+        if step == 13:
             assert names_in(folder / "checkpoints") == ["step-00000012", "unusable-step-00000014"]
             assert checkpoint.newest_name(folder / "checkpoints") == "step-00000012"
     run.close()
@@ -357,6 +359,93 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path):
     config = logged(tiny(out=str(tmp_path / "run")), trackers=["aim"])
     with pytest.raises(ValueError, match=r"tracker 'aim' is not installed or not known: pip install it, or .*metrics\.jsonl"):
         train(config)
+
+
+def blown_up(config, at, **checkpoints):
+    """A run that goes well up to a step, and then takes one that ruins the weights; its settings, and what it said."""
+    config = replace(config, steps=60, max_bad_steps=8, checkpoint=CheckpointConfig(**checkpoints))
+    run = Run(config)
+    walk = run.advance()
+    while run.trainer.step < at:
+        next(walk)
+    config.optimizer.lr = 1e25
+    with pytest.raises(Diverged) as raised:
+        list(walk)
+    run.close()
+    config.optimizer.lr = 1e-2
+    return config, str(raised.value)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize(("at", "every", "left"), [(12, 5, 10), (14, 5, 10), (15, 5, 15), (9, 1, 9), (11, 4, 8)])
+def test_a_blown_up_run_goes_on_from_before(at, every, left, keep, tmp_path):
+    """The step after `at` ruins the weights, those after it fail; what was saved since then is out of the way."""
+    config, said = blown_up(tiny(out=str(tmp_path / "run")), at, every=every, keep=keep)
+    assert f"step-{left:08d}" in said
+    folder = tmp_path / "run" / "checkpoints"
+    assert checkpoint.good_steps_in(folder)[-1] == left
+    assert all(step <= left for step in checkpoint.steps_in(folder))
+    run = Run(config, resume=True)
+    assert run.trainer.step == left
+    list(run.advance())
+    run.close()
+    straight = train(replace(config, out=str(tmp_path / "straight")))
+    assert differing(final(tmp_path / "run", 60), final(straight, 60)) == []
+
+
+def test_the_only_checkpoint_stays_even_if_no_step_was_made_from_it(tmp_path):
+    _, said = blown_up(tiny(out=str(tmp_path / "run")), 0, every=1, keep=1)
+    assert "step-00000001" in said
+    assert checkpoint.steps_in(tmp_path / "run" / "checkpoints") == [1]
+
+
+def test_a_run_that_was_never_good_says_so(tmp_path):
+    _, said = blown_up(tiny(out=str(tmp_path / "run"), model=own("Poisoned", low=0, high=1000)), 0, every=2, keep=1)
+    assert "no checkpoint" in said
+    assert not checkpoint.steps_in(tmp_path / "run" / "checkpoints")
+
+
+def test_what_is_saved_while_steps_fail_is_marked_and_the_last_to_be_taken(tmp_path):
+    """A run that is asked to stop, or ends, in a bad stretch: its checkpoint takes the place of none."""
+    config = tiny(out=str(tmp_path / "run"), model=own("Poisoned"), steps=14, checkpoint=CheckpointConfig(every=5, keep=1))
+    run, folder = Run(config), tmp_path / "run" / "checkpoints"
+    for step in run.advance():
+        run.trainer.model.high = 1000 if step >= 12 else 0
+    run.close()
+    assert (checkpoint.steps_in(folder), checkpoint.good_steps_in(folder)) == ([10, 14], [10])
+    heard = Heard()
+    run = Run(config, resume=True, progress=heard)
+    assert run.trainer.step == 10
+    assert any("step-00000014" in message for message in heard.messages)
+    list(run.advance())
+    run.close()
+    assert checkpoint.good_steps_in(folder) == [14]
+    straight = train(replace(config, out=str(tmp_path / "straight")))
+    assert differing(final(tmp_path / "run", 14), final(straight, 14)) == []
+
+
+def test_a_single_bad_step_long_ago_marks_nothing(tmp_path):
+    config = tiny(out=str(tmp_path / "run"), model=own("Poisoned"), checkpoint=CheckpointConfig(every=5, keep=9))
+    run = Run(config)
+    for step in run.advance():
+        run.trainer.model.high = 1000 if step in (2, 6) else 0
+    run.close()
+    assert checkpoint.good_steps_in(tmp_path / "run" / "checkpoints") == [5, 10, 12]
+    assert int(run.trainer.guard.skipped) == 2
+
+
+def test_a_run_goes_on_from_the_checkpoint_that_it_is_told(plain):
+    config, folder = plain
+    train(replace(config, steps=20, checkpoint=CheckpointConfig(every=4, keep=9)), resume=True)
+    expected = final(folder, 20)
+    run = Run(replace(config, steps=20), resume=True, step=16)
+    assert run.trainer.step == 16
+    assert checkpoint.steps_in(folder / "checkpoints")[-1] == 16
+    list(run.advance())
+    run.close()
+    assert differing(final(folder, 20), expected) == []
+    with pytest.raises(FileNotFoundError, match="no checkpoint of step 17; it has"):
+        Run(replace(config, steps=20), resume=True, step=17)
 
 
 def test_training_that_diverges_keeps_the_last_good_checkpoint(tmp_path):

@@ -6,6 +6,7 @@ import platform
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +44,61 @@ def folder(tmp_path):
 
 def rows_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# What survives a power cut
+
+
+@pytest.fixture
+def flushed(monkeypatch):
+    """What was flushed and renamed, in order."""
+    events, fsync, rename = [], os.fsync, os.rename
+
+    def recorded(descriptor):
+        events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def renamed(self, target):
+        events.append(f"-> {target}")
+        rename(self, target)
+        return Path(target)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(Path, "replace", renamed)
+    return events
+
+
+def test_a_new_folder_is_named_on_the_disk_all_the_way_up(tmp_path, flushed):
+    folder = RunFolder(tmp_path / "a" / "b" / "run")
+    folder.begin(load_preset("digits"), resume=False)
+    folder.end()
+    parents = [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+    assert [path for path in flushed if path in parents] == parents
+    config = str(tmp_path / "a" / "b" / "run" / "config.yaml")
+    assert str(folder.path) in flushed[flushed.index(f"-> {config}") :], "nor is it lost that it was renamed"
+
+
+def test_rows_are_on_the_disk_before_the_checkpoint_that_claims_them(folder, flushed):
+    folder.begin(load_preset("digits"), resume=False)
+    folder.log({"step": 1})
+    flushed.clear()
+    path = folder.commit(1, {"model": {"weight": torch.ones(2)}}, {"step": 1})
+    done = flushed.index(f"-> {path}")
+    before, after = flushed[:done], flushed[done:]
+    assert {str(folder.metrics_file), str(folder.path / "environment.jsonl"), str(folder.path)} <= set(before)
+    assert {"model.safetensors", "state.json", "manifest.json"} <= {Path(path).name for path in before}
+    assert before.index(str(folder.metrics_file)) < before.index(next(name for name in before if "model" in name))
+    assert str(folder.checkpoints) in after
+
+
+def test_a_row_alone_is_flushed_when_it_must_last(folder, flushed):
+    folder.begin(load_preset("digits"), resume=False)
+    flushed.clear()
+    folder.log({"step": 1})
+    assert flushed == [], "not at every log point"
+    folder.log({"step": 2}, durable=True)
+    assert {str(folder.metrics_file), str(folder.path)} == set(flushed) - {str(folder.path / "environment.jsonl")}
 
 
 # Begin and resume
@@ -271,3 +327,54 @@ def test_the_settings_are_readable_without_this_package(folder):
     folder.begin(load_preset("digits"), resume=False)
     assert folder.config_file.read_text() == as_yaml(load_preset("digits"))
     assert "  lr: 0.003\n" in folder.config_file.read_text()
+
+
+BAD_LINES = {
+    "a number": b"5\n",
+    "a list": b"[1]\n",
+    "no text": b"\xff\xfe\n",
+    "half of a row": b'{"step": 3, "lo\n',
+    "a step that is a word": b'{"step": "x"}\n',
+    "a step that is a list": b'{"step": [1]}\n',
+    "a step that is NaN": b'{"step": NaN}\n',
+    "a share that is no number": b'{"kind": "evaluation", "step": 1, "share": [1]}\n',
+    "a number that is too long": b'{"step": ' + b"9" * 9999 + b"}\n",
+    "brackets without end": b"[" * 99999 + b"\n",
+    "nothing at all": b"null\n",
+}
+
+
+@pytest.mark.parametrize("where", [0, 1, 2])
+@pytest.mark.parametrize("bad", BAD_LINES.values(), ids=BAD_LINES)
+def test_a_damaged_line_is_named_and_set_aside_and_the_others_stay(bad, where, folder):
+    folder.begin(load_preset("digits"), resume=False)
+    lines = [b'{"step": 1}\n', b'{"step": 2}\n']
+    folder.metrics_file.write_bytes(b"".join([*lines[:where], bad, *lines[where:]]))
+    told = []
+    folder.forget_after(9, told.append)
+    assert folder.metrics() == [{"step": 1}, {"step": 2}]
+    assert folder.metrics_file.read_bytes() == b"".join(lines)
+    assert (folder.path / "metrics.damaged.jsonl").read_bytes() == bad
+    assert len(told) == 1
+    assert f"{folder.metrics_file}: damaged in line {where + 1}" in told[0]
+    folder.forget_after(9, pytest.fail)
+
+
+def test_a_cut_off_end_is_no_damage(folder):
+    """It is what a kill leaves, and the step is made again."""
+    folder.begin(load_preset("digits"), resume=False)
+    folder.metrics_file.write_bytes(b'{"step": 1}\n{"step": 2, "lo')
+    folder.forget_after(9, pytest.fail)
+    assert folder.metrics() == [{"step": 1}]
+    assert not (folder.path / "metrics.damaged.jsonl").exists()
+
+
+def test_a_file_of_rows_without_end_is_refused(tmp_path):
+    with (tmp_path / "rows.jsonl").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(OSError, match="line 1 has more than"):
+        read_rows(tmp_path / "rows.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in (tmp_path / "pipe.jsonl", Path("/dev/zero")):
+        with pytest.raises(OSError, match="no plain file"):
+            read_rows(path)
