@@ -9,6 +9,7 @@ from noisewise.analysis.increments import increments as areas
 from noisewise.spec import build_process
 from noisewise.study.paired import holm, mean_ratio, paired_test
 from noisewise.study.reach import Point, first_reached
+from noisewise.training.options import load_preset
 
 from . import rows, table
 from .curves import joined
@@ -181,7 +182,9 @@ def preset_cost() -> str:
     found = {row["preset"]: row for row in rows("preset_cost.jsonl")}
     lines = []
     for name in order:
-        row = found[name]
+        row, config = found[name], load_preset(name)
+        if row["batch"] != config.batch:
+            continue  # measured with settings that the preset had before
         speed, memory = f"{1 / row['seconds_per_step']:.2f}", f"{row['gpu_memory_gib']:.1f} GiB"
         lines.append([f"`{name}`", row["batch"], speed, memory])
     return table(["preset", "batch", "steps a second", "GPU memory"], lines)

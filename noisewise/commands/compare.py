@@ -7,6 +7,7 @@ training steps alone, the sampler's own cost included. The same command goes on 
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from noisewise.commands.parser import Parser
@@ -15,8 +16,10 @@ from noisewise.study.budget import with_budget
 from noisewise.study.conduct import combinations, conduct
 from noisewise.study.launch import add_launcher_options, chosen_launcher
 from noisewise.study.outcome import LOG, Comparison, Plan
-from noisewise.training.options import config_parser, parse_config, with_files
+from noisewise.training.options import config_parser, parse_config, read_mapping, with_files
 from noisewise.training.signals import StopRequest
+
+OF_THE_CONFIGURATION = -1  # images of --headline without a number
 
 
 def add_options(parser: Parser) -> None:
@@ -33,11 +36,20 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--evaluate-at", default="0.25,0.5,0.75,1", help="shares of the budget at which each run is measured; the last is 1"
     )
+    parser.add_argument("--images", type=int, help="generated images of each evaluation; default: evaluation.quick_images")
     parser.add_argument(
-        "--images", type=int, default=1000, help="generated images of each evaluation; 5000 or more for figures"
+        "--headline",
+        type=int,
+        nargs="?",
+        const=OF_THE_CONFIGURATION,
+        metavar="IMAGES",
+        help="one more distance at the end of each run, with evaluation.solver; of evaluation.images images without a number",
     )
     parser.add_argument(
-        "--headline", type=int, metavar="IMAGES", help="one more distance at the end of each run, as in 50000; default: none"
+        "--data", help="real images to compare with, as SOURCE:PATH; needed for latents; default: the run's own"
+    )
+    parser.add_argument(
+        "--data-options", type=read_mapping, default={}, help="settings of that source as YAML, such as {size: 256}"
     )
     parser.add_argument("--out", type=Path, default=None, help="a folder for runs, results and report")
     add_launcher_options(parser)
@@ -48,13 +60,20 @@ def run(args: argparse.Namespace) -> int:
     words = [word.partition("=")[0] for word in args.settings]
     if "--sampler" in words or "--seed" in words:
         raise ValueError("compare takes --samplers and --seeds, not --sampler and --seed")
-    for word in ("--steps", "--seconds"):
+    for word in ("--steps", "--epochs", "--seconds"):
         if word in words:
             raise ValueError(f"compare takes --budget, as in 1000it or 30s, not {word}")
     if args.schedules is not None and "--process" in words:
         raise ValueError("give --process or --schedules, not both")
+    if args.data_options and not args.data:
+        raise ValueError("--data-options are settings of --data, which is not given")
     config = parse_config(config_parser(), with_files(args.settings, args.preset), args.parser.flags())
     config = with_budget(config, args.budget)
+    planned = config.evaluation
+    if args.data:
+        config = replace(config, evaluation=replace(planned, data=args.data, data_options=args.data_options))
+    if args.headline == OF_THE_CONFIGURATION or (planned.at_end and args.headline is None):
+        args.headline = planned.images
     folder = args.out or Path("out") / config.name
     samplers = split_specs(args.samplers)
     schedules = split_specs(config.process if args.schedules is None else args.schedules)
@@ -64,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         baseline=samplers[0],
         budget=args.budget,
         evaluate_at=shares(args.evaluate_at),
-        images=args.images,
+        images=planned.quick_images if args.images is None else args.images,
         command=args.words,
         headline=args.headline,
     )

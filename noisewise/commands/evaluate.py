@@ -21,7 +21,7 @@ from noisewise import distributed
 from noisewise.commands.devices import place, prepare_processes
 from noisewise.commands.generate import add_model_options, describe_set, make_set
 from noisewise.commands.parser import Parser
-from noisewise.data import SOURCES, Source, leaving_out_corrupt, open_data
+from noisewise.data import Source, leaving_out_corrupt, open_data, open_named
 from noisewise.generation.sets import ImageSet
 from noisewise.generation.trained import Trained, load_trained
 from noisewise.metrics import distances
@@ -54,13 +54,13 @@ def add_options(parser: Parser) -> None:
     parser.description = __doc__
     parser.add_argument("target", type=Path, help="a run, one of its checkpoints, a folder of images, or an .npy/.npz file")
     parser.add_argument(
-        "--data", help="real images, as SOURCE:PATH (cifar10:data/cifar10, folder:images, digits); a run's own by default"
+        "--data", help="real images, as SOURCE:PATH (cifar10:data/cifar10, folder:images, digits); the run's own by default"
     )
     parser.add_argument(
         "--data-options", type=read_mapping, default={}, help="settings of that source as YAML, such as {size: 64}"
     )
     parser.add_argument("--split", default="train", help="of the real images that distances are measured to")
-    parser.add_argument("--count", type=int, help="images that a run generates; default: 5000; 50000 for a headline figure")
+    parser.add_argument("--count", type=int, help="images that a run generates; default: its evaluation.images")
     parser.add_argument(
         "--metrics", default="fid", help=f"comma-separated, of {', '.join(distances.METRICS)}; none for no images"
     )
@@ -94,8 +94,7 @@ def run(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f"{args.target} does not exist: give a run, a folder of images, or an .npy/.npz file")
     is_run = (args.target / "config.yaml").is_file() or bool(NAME.fullmatch(args.target.name))
     check_options(args, is_run)
-    args.count = 5000 if args.count is None else args.count
-    if metrics and args.count < 2:
+    if metrics and args.count is not None and args.count < 2:
         raise ValueError(f"--count must be >= 2 for a distance, got {args.count}")
     if not is_run and (not metrics or args.vlb):
         raise ValueError(f"{args.target} is no run with a model: only the distances of its images (--metrics) can be measured")
@@ -104,6 +103,11 @@ def run(args: argparse.Namespace) -> int:
         if is_run
         else None
     )
+    if trained is not None:
+        planned = trained.config.evaluation
+        args.count = planned.images if args.count is None else args.count
+        if not args.data:
+            args.data, args.data_options = planned.data, planned.data_options
     result: dict[str, Any] = {"kind": "evaluation", "target": args.target.name}
     real = real_source(args, trained, args.split) if metrics else None  # what is missing should be missed at once
     if real is not None:
@@ -153,11 +157,9 @@ def chosen_metrics(names: str) -> tuple[str, ...]:
 def real_source(args: argparse.Namespace, trained: Trained | None, split: str) -> Source:
     """The real images: --data, or what the run was trained on."""
     if args.data:
-        name, _, path = args.data.partition(":")
-        if name not in SOURCES:
-            raise ValueError(f"--data {args.data!r}: write SOURCE:PATH with a source of {', '.join(SOURCES)}")
+        name = args.data.partition(":")[0]
         options = leaving_out_corrupt(name, args.data_options) if args.skip_corrupt else args.data_options
-        return open_data(name, path or None, split=split, options=options)
+        return open_named(args.data, split=split, options=options)
     if trained is None:
         raise ValueError("name the real images to compare with, as in --data cifar10:data/cifar10")
     return open_own(args, trained.config, split)

@@ -19,8 +19,9 @@ from noisewise.commands.devices import DEVICES, place, prepare_processes
 from noisewise.commands.parser import Parser
 from noisewise.generation.decoding import make_decoder
 from noisewise.generation.image_grid import save_grid
+from noisewise.generation.planned import evaluation_solver
 from noisewise.generation.sets import PRECISIONS, ImageSet, fill, image_set
-from noisewise.generation.solvers import Solver, default_solver
+from noisewise.generation.solvers import Solver
 from noisewise.generation.trained import WEIGHTS, Trained, load_trained
 from noisewise.training.display import Count
 from noisewise.training.plain_files import inside
@@ -50,7 +51,7 @@ def add_model_options(parser: Parser) -> None:
     )
     parser.add_argument("--model-weights", default="ema", choices=WEIGHTS, help="averaged weights (default) or the last ones")
     parser.add_argument(
-        "--solver", help='such as "ddim:steps=50,eta=0" or "heun:steps=18"; the usual one of the process by default'
+        "--solver", help='such as "ddim:steps=50,eta=0" or "heun:steps=18"; by default that of the run (evaluation.solver)'
     )
     parser.add_argument("--steps", type=int, help="steps of the solver, shorter than writing it out")
     parser.add_argument("--seed", type=int, default=0, help="another seed is another set of images")
@@ -70,8 +71,7 @@ def add_model_options(parser: Parser) -> None:
 
 def choose_solver(args: argparse.Namespace, trained: Trained) -> Solver:
     """What --solver and --steps ask for."""
-    process = trained.objective.process
-    solver = Solver.parse(args.solver, process) if args.solver else default_solver(process)
+    solver = Solver.parse(args.solver, trained.objective.process) if args.solver else evaluation_solver(trained.config)
     return solver if args.steps is None else replace(solver, steps=args.steps)
 
 

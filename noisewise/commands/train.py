@@ -9,12 +9,15 @@ import argparse
 import os
 from pathlib import Path
 
+from noisewise.commands import evaluate
 from noisewise.commands.parser import Parser
+from noisewise.generation.planned import evaluation_solver, quick_solver
 from noisewise.generation.run_samples import draw_samples
 from noisewise.models.trust import check_trusted, is_import_path, remember
 from noisewise.training.options import config_parser, parse_config, preset_names, with_files
 from noisewise.training.progress import Shown
 from noisewise.training.run import dry_run, train
+from noisewise.training.signals import StopRequest
 
 
 def add_options(parser: Parser) -> None:
@@ -62,8 +65,16 @@ def run(args: argparse.Namespace) -> int:
         for name, value in said.items() if main_process else ():
             print(f"{name:18s} {f'{value:,}' if isinstance(value, int) else value}")
         return 0
+    evaluation_solver(config), quick_solver(config)  # what cannot be one is known now, not at the first picture
+    at_end, stop = config.evaluation.at_end, StopRequest()
+    if at_end and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("evaluation.at_end is for one process: run noisewise evaluate afterwards, with the same launcher")
     progress = Shown() if main_process else None
-    folder = train(config, resume=resume, step=args.resume_from, progress=progress, draw=draw_samples)
+    folder = train(config, resume=resume, step=args.resume_from, progress=progress, draw=draw_samples, stop=stop)
     if main_process:
         print(f"run: {folder}")
+    if at_end and not stop.requested:
+        options = Parser(prog="noisewise evaluate")
+        evaluate.add_options(options)
+        return evaluate.run(options.parse_args([str(folder), "--device", config.device]))
     return 0

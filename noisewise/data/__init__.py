@@ -17,7 +17,7 @@ from noisewise.data.source import Source
 from noisewise.data.synthetic import Synthetic
 from noisewise.suggest import unknown
 
-__all__ = ["SOURCES", "Batches", "Source", "Synthetic", "open_data"]
+__all__ = ["SOURCES", "Batches", "Source", "Synthetic", "open_data", "open_named"]
 
 SOURCES: dict[str, Callable[..., Source]] = {
     "digits": open_digits,
@@ -58,6 +58,14 @@ def open_data(
     # a hub name such as "owner/name" must not be turned into a path of the machine's own kind
     place = path if path is None or source == "huggingface" else Path(path).expanduser()
     return opener(place, split, **options)
+
+
+def open_named(named: str, *, split: str = "train", options: Mapping[str, Any] = MappingProxyType({})) -> Source:
+    """The data set that "SOURCE:PATH" names; the other arguments are those of `open_data`."""
+    source, _, path = named.partition(":")
+    if source not in SOURCES:
+        raise ValueError(f"data {named!r}: write SOURCE:PATH with a source of {', '.join(SOURCES)}")
+    return open_data(source, path or None, split=split, options=options)
 
 
 def check_option_names(source: str, opener: Callable[..., Source], options: Mapping[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """Samples of a run while it trains, with its averaged weights; training is not touched."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,8 +9,9 @@ from torch import Tensor
 from noisewise import distributed
 from noisewise.generation.image_grid import save_grid
 from noisewise.generation.images import generate_batches
+from noisewise.generation.planned import quick_solver
 from noisewise.generation.replay import Replay
-from noisewise.generation.solvers import Solver, default_solver
+from noisewise.generation.solvers import Solver
 from noisewise.training.plain_files import inside
 from noisewise.training.run import Run
 
@@ -32,11 +32,9 @@ def run_samples(
 ) -> Tensor:
     """Samples of the averaged weights, from number `first` on, made by all processes together when the model is sharded.
 
-    `check` is called after each batch, and may raise to end it. Without a `solver` it is the process's usual one, with the
-    steps of `log.sample_steps`.
+    `check` is called after each batch, and may raise to end it. Without a `solver` it is the quick one.
     """
-    trainer, steps = run.trainer, run.config.log.sample_steps
-    process, parts = trainer.objective.process, trainer.parts
+    trainer, parts = run.trainer, run.trainer.parts
     made = []
     with run.averaged():
         for _, samples in generate_batches(
@@ -45,7 +43,7 @@ def run_samples(
             parts.source.shape,
             range(first, first + count),
             classes=parts.classes,
-            solver=solver or replace(default_solver(process), steps=min(steps, process.steps or steps)),
+            solver=solver or quick_solver(run.config),
             seed=run.config.seed,
             device=trainer.device,
             clip=1.0 if parts.source.image else None,

@@ -12,5 +12,5 @@ def with_budget(config: Config, budget: str) -> Config:
     if not match or not float(match[1]) > 0:
         raise ValueError(f"--budget {budget!r}: give seconds as in 30s, or steps as in 1000it")
     if match[2] == "it":
-        return replace(config, steps=int(match[1]), seconds=None)
-    return replace(config, steps=10**9, seconds=float(match[1]))
+        return replace(config, steps=int(match[1]), epochs=None, seconds=None)
+    return replace(config, steps=10**9, epochs=None, seconds=float(match[1]))

@@ -1,17 +1,21 @@
 """What is measured of a run along the way: the distance of its images to the data, and its held-out loss by noise level."""
 
+import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from noisewise.data import Source
+from noisewise.data import Source, open_named
+from noisewise.generation.decoding import Decoder, make_decoder
 from noisewise.generation.image_grid import save_grid
 from noisewise.generation.images import to_uint8
+from noisewise.generation.planned import headline_solver, quick_solver
 from noisewise.generation.replay import Replay
 from noisewise.generation.run_samples import run_samples
+from noisewise.generation.solvers import Solver
 from noisewise.looking.validation import Validation
 from noisewise.metrics.distances import Network, choose_network, compare_images, real_statistics
 from noisewise.metrics.heldout import held_out_losses
@@ -42,16 +46,19 @@ def evaluate(
 ) -> Evaluation:
     """Measure a run as it is, with its averaged weights, and draw a few samples into its folder; training is not touched.
 
-    With `headline` the distance of that many images is measured as well, of which the first are the same ones. `check` is
-    called again and again meanwhile, and may raise to end it.
+    Images are made by the quick solver. With `headline` the distance of that many images of the headline's solver is measured
+    as well; if the two are one, the first images are the same. `check` is called again and again meanwhile, and may raise to
+    end it.
     """
     trainer, objective = run.trainer, run.trainer.objective
     held_out = held_out_of(run, check=check)
-    samples = run_samples(run, images, check)
+    quick, full = quick_solver(run.config), headline_solver(run.config)
+    samples = run_samples(run, images, check, solver=quick)
     metric, distance = distance_to_data(run, [samples], tell, check)
     more = None
     if headline is not None and metric is not None:
-        _, more = distance_to_data(run, continued(run, samples, headline, check), tell, check)
+        made = [samples] if full == quick else []
+        _, more = distance_to_data(run, continued(run, made, headline, full, check, size=images), tell, check)
     if trainer.device.type == "cuda":
         torch.cuda.empty_cache()  # other runs may share the device, and recordings took gigabytes
     return Evaluation(
@@ -69,11 +76,13 @@ def evaluate(
     )
 
 
-def continued(run: Run, samples: Tensor, count: int, check: Callable[[], None]) -> Iterator[Tensor]:
-    """These samples and the ones that follow them, `count` in all, in parts that take no more memory than the first."""
-    yield samples
-    for first in range(len(samples), count, len(samples)):
-        yield run_samples(run, min(len(samples), count - first), check, first=first)
+def continued(
+    run: Run, made: Sequence[Tensor], count: int, solver: Solver, check: Callable[[], None], *, size: int
+) -> Iterator[Tensor]:
+    """Samples that are there, if any, and the ones that follow them, `count` in all, in parts of `size` to save memory."""
+    yield from made
+    for first in range(sum(map(len, made)), count, size):
+        yield run_samples(run, min(size, count - first), check, first=first, solver=solver)
 
 
 def held_out_of(run: Run, images: int = HELD_OUT, check: Callable[[], None] = nothing) -> Validation:
@@ -96,16 +105,18 @@ def held_out_of(run: Run, images: int = HELD_OUT, check: Callable[[], None] = no
 
 
 def draw(run: Run, samples: Tensor) -> str | None:
-    """A picture of samples in the run's folder, if they are images; its path from there."""
-    if not run.trainer.parts.source.image:
+    """A picture of samples in the run's folder, if they are images or can be decoded; its path from there."""
+    if not run.trainer.parts.source.image and real_images(run) is None:
         return None
     place = inside(run.folder.path, run.folder.samples / f"step-{run.trainer.step:08d}.png")
-    path = save_grid(samples, place, COLUMNS)
+    path = save_grid(as_images(run, samples), place, COLUMNS)
     return str(path.relative_to(run.folder.path))
 
 
 # loading Inception takes seconds, as does telling by the data's fingerprint which statistics are theirs; both are needed again
 _NETWORKS: dict[tuple[str, tuple[int, ...], str], Network] = {}
+_NAMED: dict[str, Source] = {}
+_DECODERS: dict[str, Decoder] = {}
 _REAL: WeakKeyDictionary[Source, Reference] = WeakKeyDictionary()
 
 
@@ -116,12 +127,36 @@ def _network(source: Source, device: str) -> Network:
     return _NETWORKS[key]
 
 
+def real_images(run: Run) -> Source | None:
+    """What a run's images are compared with: `evaluation.data`, or what it is trained on if those are images."""
+    planned, own = run.config.evaluation, run.trainer.parts.source
+    if planned.data is None:
+        return own if own.image else None
+    key = json.dumps([planned.data, planned.data_options], sort_keys=True)
+    if key not in _NAMED:
+        _NAMED[key] = open_named(planned.data, options=planned.data_options)
+    return _NAMED[key]
+
+
+def as_images(run: Run, samples: Tensor) -> Tensor:
+    """Samples in [-1, 1]; latents are decoded by the autoencoder that made them."""
+    latents, device = run.trainer.parts.latents, run.trainer.device
+    if latents is None:
+        return samples
+    key = json.dumps([latents, str(device)], sort_keys=True)
+    if key not in _DECODERS:
+        _DECODERS[key] = make_decoder(latents, device)
+    return _DECODERS[key](samples)
+
+
 def distance_to_data(
     run: Run, samples: Iterable[Tensor], tell: Callable[[str], None], check: Callable[[], None] = nothing
 ) -> tuple[str | None, float | None]:
     """FID, or its like for the digits, of samples in parts; nothing if they are no images, or without Inception's weights."""
-    source, device = run.trainer.parts.source, run.trainer.device
-    if not source.image:
+    source, device = real_images(run), run.trainer.device
+    if source is None:
+        if run.trainer.parts.latents is not None:
+            tell("no FID: these are latents, name the real images to compare with by --data, as in --data folder:images")
         return None, None
     try:
         network = _network(source, str(device))
@@ -130,5 +165,6 @@ def distance_to_data(
         return None, None
     if source not in _REAL:
         _REAL[source] = real_statistics(source, network, device, progress=lambda _: check())
-    found = compare_images(map(to_uint8, samples), _REAL[source], network, device, progress=lambda _: check())
+    images = (to_uint8(as_images(run, part)) for part in samples)
+    found = compare_images(images, _REAL[source], network, device, progress=lambda _: check())
     return network.metric, float(found[network.metric])

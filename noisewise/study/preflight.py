@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+from noisewise.data import open_named
+from noisewise.generation.decoding import make_decoder
+from noisewise.generation.planned import headline_solver, quick_solver
 from noisewise.metrics.heldout import check_classes
 from noisewise.study.job import is_false_start
 from noisewise.study.outcome import PLAN, Plan, read_outcome
@@ -12,9 +15,10 @@ from noisewise.training.config import FREE_WITHIN, Config
 from noisewise.training.options import flat
 
 LATE = 20  # steps, at their mean time, that a run may have gone beyond its budget: the last one may be slow
-APART = ("name", "out", "seed", "sampler", "process", "steps", "seconds", "checkpoint", "log")
+APART = ("name", "out", "seed", "sampler", "process", "steps", "epochs", "seconds", "checkpoint", "log", "evaluation")
 """Settings in which the runs of a comparison may differ, or that do not matter for it."""
-MEASURED = ("log.sample_steps",)  # but for these: how images are generated for its evaluations
+MEASURED = ("log.sample_steps", *(f"evaluation.{name}" for name in ("solver", "quick_solver", "data", "data_options")))
+"""But for these: how images are generated for its evaluations, and what they are compared with."""
 
 
 def check_all(folder: Path, plan: Plan, configs: list[Config]) -> None:
@@ -24,7 +28,10 @@ def check_all(folder: Path, plan: Plan, configs: list[Config]) -> None:
         raise ValueError(f"--evaluate-at must be increasing shares of the budget, the last one 1, got {list(shares)}")
     if plan.images < 2:
         raise ValueError(f"--images must be >= 2, got {plan.images}")
-    if plan.headline is not None and plan.headline <= plan.images:
+    solvers = [(headline_solver(config), quick_solver(config)) for config in configs]
+    if plan.headline is not None and plan.headline < 2:
+        raise ValueError(f"--headline must be >= 2, got {plan.headline}")
+    if plan.headline is not None and plan.headline <= plan.images and any(full == quick for full, quick in solvers):
         raise ValueError(f"--headline is for more than the {plan.images} images of every evaluation, got {plan.headline}")
     if configs[0].parallel == "fsdp":
         raise ValueError("compare trains each run in one process: use parallel=ddp")
@@ -33,6 +40,13 @@ def check_all(folder: Path, plan: Plan, configs: list[Config]) -> None:
         check_classes(open_source(configs[0], "test"), parts.classes)
     except (FileNotFoundError, ValueError) as error:
         raise ValueError(f"compare needs held-out data, to measure the loss of every run on them: {error}") from error
+    planned = configs[0].evaluation
+    if planned.data is not None:
+        from noisewise.metrics.distances import check_real  # late: all else that it imports is for those who measure
+
+        check_real(open_named(planned.data, options=planned.data_options))
+        if parts.latents is not None:
+            make_decoder(parts.latents, "cpu")
     check_plan(folder, plan)
     for path in sorted((folder / "runs").glob("*/config.yaml")):
         if not is_false_start(path.parent):
@@ -64,7 +78,9 @@ def check_run(folder: Path, config: Config) -> None:
     before, after = flat(read_outcome(folder).config), flat(config)
     free = {f"data.{name}" for name in FREE_WITHIN["data"]}
     names = [
-        name for name in {**before, **after} if (name.partition(".")[0] not in APART or name in MEASURED) and name not in free
+        name
+        for name in {**before, **after}
+        if (name.partition(".")[0] not in APART or name.startswith(MEASURED)) and name not in free
     ]
     differences = [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
     if differences:

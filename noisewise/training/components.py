@@ -51,16 +51,20 @@ class Parts:
                 stacklevel=2,
             )
 
+    @property
+    def latents(self) -> dict[str, Any] | None:
+        """How to decode samples, if they are latents."""
+        return {name: getattr(self.source, name) for name in LATENT_FACTS} if isinstance(self.source, Latents) else None
+
     def description(self) -> dict[str, Any]:
         """What has to be known of the data to use the model without them, and to recognise them."""
         source = self.source
-        latents = {name: getattr(source, name) for name in LATENT_FACTS} if isinstance(source, Latents) else None
         return {
             "shape": list(source.shape),
             "classes": self.classes,
             "image": source.image,
             "name": source.name,
-            "latents": latents,
+            "latents": self.latents,
             "samples": len(source),
             "fingerprint": self.fingerprint,
         }

@@ -4,7 +4,8 @@
 name (`--optimizer.lr 1e-4`). The names of samplers, weightings and processes are spec strings (docs/specs.md).
 """
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from noisewise import recipes
@@ -118,7 +119,7 @@ class LogConfig:
         trackers: names of Accelerate's trackers (tensorboard, wandb, mlflow, trackio, ...); metrics.jsonl needs none.
         samples_every: steps between two pictures of generated samples; 0 for none.
         samples: how many.
-        sample_steps: steps of the solver for each, and for the images that evaluations of a comparison generate.
+        sample_steps: steps of the solver for each, unless `evaluation.quick_solver` says otherwise.
     """
 
     every: int = 100
@@ -126,6 +127,30 @@ class LogConfig:
     samples_every: int = 0
     samples: int = 64
     sample_steps: int = 50
+
+
+@dataclass
+class EvaluationConfig:
+    """How the images are made by which a run is judged.
+
+    Args:
+        solver: as in "ddim:steps=200", of `noisewise evaluate`, `noisewise generate` and the headline figure of a comparison;
+            null for the process's usual one.
+        images: how many are measured.
+        quick_solver: along the way, in comparisons and for pictures; null for the usual one with `log.sample_steps` steps.
+        quick_images: how many, in comparisons.
+        data: real images, as SOURCE:PATH, if not those that the run is trained on; latents need it.
+        data_options: settings of that source, such as size of an image folder.
+        at_end: let `noisewise train` evaluate the run at its end, and comparisons measure the headline figure.
+    """
+
+    solver: str | None = None
+    images: int = 5000
+    quick_solver: str | None = None
+    quick_images: int = 1000
+    data: str | None = None
+    data_options: dict[str, Any] = field(default_factory=dict)
+    at_end: bool = False
 
 
 @dataclass
@@ -143,6 +168,7 @@ class Config:
         sigma_data: the standard deviation of the data, for the edm prediction.
         sampler: how timesteps are drawn and losses weighted, as in "logit_normal+minsnr".
         steps: optimizer steps.
+        epochs: passes over the data, instead of steps; the steps that they are become known when the data are opened.
         seconds: end after so much time in training steps, if that comes first; null for no limit.
         batch: samples in one optimizer step, over all processes and accumulated micro-batches.
         accumulation: micro-batches in one optimizer step.
@@ -159,6 +185,7 @@ class Config:
         ema: the average of the weights.
         checkpoint: checkpoints.
         log: what is written down on the way.
+        evaluation: how the images are made by which a run is judged.
     """
 
     name: str = "run"
@@ -171,6 +198,7 @@ class Config:
     sigma_data: float = 0.5
     sampler: str = "adaptive"
     steps: int = 100_000
+    epochs: float | None = None
     seconds: float | None = None
     batch: int = 128
     accumulation: int = 1
@@ -186,6 +214,7 @@ class Config:
     ema: EMAConfig = field(default_factory=EMAConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def check(self) -> None:
         """Raise ValueError for settings that cannot work, before anything is built."""
@@ -202,6 +231,7 @@ class Config:
             "log.sample_steps": self.log.sample_steps,
             "optimizer.lr": self.optimizer.lr,
             "optimizer.eps": self.optimizer.eps,
+            "epochs": 1 if self.epochs is None else self.epochs,
             "seconds": 1 if self.seconds is None else self.seconds,
             "optimizer.clip": 1 if self.optimizer.clip is None else self.optimizer.clip,
         }
@@ -220,6 +250,9 @@ class Config:
         for name, value in not_negative.items():
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
+        for name in ("images", "quick_images"):
+            if getattr(self.evaluation, name) < 2:
+                raise ValueError(f"evaluation.{name} must be >= 2 for a distance, got {getattr(self.evaluation, name)}")
         if not all(0 <= beta < 1 for beta in self.optimizer.betas):
             raise ValueError(f"optimizer.betas must lie in [0, 1), got {self.optimizer.betas}")
         if not 0 <= self.ema.decay < 1:
@@ -234,6 +267,8 @@ class Config:
             raise ValueError(
                 "precision=fp16 scales the loss, which samplers that differentiate do not; use bf16 or fp32 with them"
             )
+        if self.evaluation.at_end and self.data.source == "latents" and self.evaluation.data is None:
+            raise ValueError("evaluation.at_end needs real images to compare with: name them, --evaluation.data folder:images")
         objective = self.objective()
         recipes.recipe(self.sampler, objective)
 
@@ -241,6 +276,10 @@ class Config:
     def micro_batch(self) -> int:
         """Samples of one gradient, over all processes."""
         return self.batch // self.accumulation
+
+    def for_data(self, samples: int) -> "Config":
+        """The configuration with the steps that its epochs are over so many samples; the last step may go beyond them."""
+        return self if self.epochs is None else replace(self, steps=math.ceil(self.epochs * samples / self.batch))
 
     def objective(self) -> Objective:
         """What is trained: the process, what the model predicts, and the loss."""

@@ -81,9 +81,10 @@ def load_config(path: Path) -> Config:
 
 def _with_options(config: Config, stored: dict[str, dict[str, Any]]) -> Config:
     """The configuration with free options of a file, word for word, below those that it has."""
-    for group, options in stored.items():
+    for free, options in stored.items():
+        group, _, name = free.partition(".")
         part = getattr(config, group)
-        part.options = {**options, **part.options}
+        setattr(part, name, {**options, **getattr(part, name)})
     return config
 
 
@@ -114,8 +115,7 @@ def _reason(parser: ArgumentParser, path: Path, error: Exception) -> str:
         what = "there are no settings in it" if content is None else f"{str(content)[:40]!r} is no setting"
         return f"{what}: write them as YAML, one a line, as in steps: 1000"
     known = [option.removeprefix("--") for action in parser._actions for option in action.option_strings]
-    free = tuple(f"{group}.options" for group in FREE_FORM)
-    unknown = [name for name in dotted(content) if name not in known and not name.startswith(free)]
+    unknown = [name for name in dotted(content) if name not in known and not name.startswith(FREE_FORM)]
     if not unknown or unknown[0] in (field.name for field in fields(Config)):  # a group with a single value
         return str(error)
     return no_setting(unknown[0], known)
@@ -136,14 +136,14 @@ def parse_config(
         arguments = ["--config", yaml.dump(found.settings, Dumper=_Dumper), *arguments]
         return _with_options(parse_config(parser, arguments, others), found.options)
     try:
-        namespace = parser.parse_args(arguments)
+        namespace = parser.parse_args([*arguments, *_without_earlier_epochs(arguments)])
     except (ArgumentError, UnicodeDecodeError) as error:
         for file in config_files(arguments):
             with _reading(parser, file):  # is it one of these?
                 parser.parse_string(file.read_text())
         known = [*others, *(option for action in parser._actions for option in action.option_strings)]
         names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
-        free = tuple(f"--{group}.options." for group in FREE_FORM)
+        free = tuple(f"--{name}." for name in FREE_FORM)
         words = [name for name in names if name not in known and not name.startswith(free)]
         close = [meant for word in words if (meant := closest(word, known))]
         hint = f"; did you mean {' or '.join(close)}?" if close and "nrecognized" in str(error) else ""
@@ -153,11 +153,33 @@ def parse_config(
     return with_words(to_config(parser, namespace), texts, [word.partition("=")[0] for word in arguments])
 
 
+def _without_earlier_epochs(arguments: Sequence[str]) -> list[str]:
+    """Steps that come after a file's epochs are meant instead of them: the argument that takes the epochs back, if so."""
+    words = [word.partition("=")[0] for word in arguments]
+    if {"--steps", "--epochs"} <= {*words}:
+        raise ValueError("give --steps or --epochs, not both")
+    given: list[set[str]] = []
+    for place, word in enumerate(words):
+        files = config_files(arguments[place : place + 2]) if word == "--config" else []
+        given += [{word}, *({f"--{name}" for name in _names_in(file)} for file in files)]
+    last = next((names for names in reversed(given) if {"--steps", "--epochs"} & names), {"--epochs"})
+    return [] if "--epochs" in last else ["--epochs=null"]
+
+
+def _names_in(file: Path) -> set[str]:
+    """The settings and groups that a file names; none if it is no YAML, which is told elsewhere."""
+    try:
+        content = get_loader("yaml")(file.read_text())
+    except (UnicodeDecodeError, yaml.YAMLError):
+        return set()
+    return {*content} if isinstance(content, dict) else set()
+
+
 def config_files(arguments: Sequence[str]) -> list[Path]:
     """The files that arguments name with --config, if they are there."""
-    after = [value for word, value in pairwise(arguments) if word == "--config"]
-    joined = [word.removeprefix("--config=") for word in arguments if word.startswith("--config=")]
-    return [Path(name) for name in (*after, *joined) if os.path.isfile(name)]  # others are settings written in one line
+    words = [(word, after) for word, after in pairwise((*arguments, "")) if word.partition("=")[0] == "--config"]
+    names = [after if word == "--config" else word.removeprefix("--config=") for word, after in words]
+    return [Path(name) for name in names if os.path.isfile(name)]  # others are settings written in one line
 
 
 def with_words(config: Config, texts: Sequence[str], given: Sequence[str] = ()) -> Config:
@@ -168,26 +190,28 @@ def with_words(config: Config, texts: Sequence[str], given: Sequence[str] = ()) 
     """
     read = get_loader("yaml")
     contents = [content for text in texts if isinstance(content := read(text), dict)]
-    for group in FREE_FORM:
-        kept = getattr(config, group).options
-        written = [one for content in contents if (one := _free_options(content, group)) is not None] or [{}]
+    for free in FREE_FORM:
+        group, _, last = free.partition(".")
+        kept = getattr(getattr(config, group), last)
+        written = [one for content in contents if (one := _free_options(content, free)) is not None] or [{}]
         for name, value in written[-1].items():  # those of the last file replace all others
-            overridden = {f"--{group}", f"--{group}.options", f"--{group}.options.{name}"} & {*given}
+            overridden = {f"--{group}", f"--{free}", f"--{free}.{name}"} & {*given}
             word = isinstance(value, str) and name in kept and kept[name] != value and not overridden
-            if word and kept[name] == _read_twice(group, name, value):
+            if word and kept[name] == _read_twice(free, name, value):
                 kept[name] = value
     return config
 
 
-def _read_twice(group: str, name: str, word: str) -> Any:
+def _read_twice(free: str, name: str, word: str) -> Any:
     """What jsonargparse makes of a word among free options."""
-    return _plain_parser().parse_string(yaml.safe_dump({group: {"options": {name: word}}}))[f"{group}.options"][name]
+    return _plain_parser().parse_string(yaml.safe_dump({free: {name: word}}))[free][name]
 
 
-def _free_options(content: dict[str, Any], group: str) -> dict[str, Any] | None:
-    """The free options in what a file says, if it has any: `options` below the group, or under a dotted key."""
+def _free_options(content: dict[str, Any], free: str) -> dict[str, Any] | None:
+    """The free options in what a file says, if it has any: below their group, or under a dotted key."""
+    group, _, last = free.partition(".")
     inner = content.get(group)
-    found = inner["options"] if isinstance(inner, dict) and "options" in inner else content.get(f"{group}.options")
+    found = inner[last] if isinstance(inner, dict) and last in inner else content.get(free)
     return found if isinstance(found, dict) else None
 
 
@@ -246,6 +270,8 @@ def changed(old: Config, new: Config) -> tuple[list[str], list[str]]:
     others: list[str] = []
     for name in {**before, **after}:
         if name != "out" and before.get(name) != after.get(name):
+            if name == "steps" and new.epochs is not None:
+                continue  # known when the data are opened
             fixed = name.partition(".")[0] in PINNED and name not in free
             (pinned if fixed else others).append(f"{name}: {_told_apart(before.get(name), after.get(name))}")
     return pinned, others

@@ -72,11 +72,13 @@ class Run:
         if self._new:
             remember(config.model.name)  # the folder has named nothing yet, so the user has
         try:
-            self.trainer = Trainer(config, build_parts(config), self.accelerator, self.progress.tell)
+            parts = build_parts(config)
+            self.config = config = config.for_data(len(parts.source))
+            self.trainer = Trainer(config, parts, self.accelerator, self.progress.tell)
             self._begin_from(self._found(step) if resume else None)
             self.trainer.tensors()  # what cannot be saved is known now, not at the first checkpoint
             self.trainer.state()
-            if self.main and not self._new and config.steps >= self.trainer.step:
+            if self.main and config.steps >= self.trainer.step:
                 self.folder.write_config(config)
         except BaseException:
             self.forget()
@@ -97,7 +99,8 @@ class Run:
             before, now = found.state["processes"], distributed.world_size()
             changed = f" (with {now} processes instead of {before}: not bit for bit)" if before != now else ""
             if self.trainer.finished():
-                more = "--steps" if found.step >= self.config.steps else "--seconds"
+                length = "--steps" if self.config.epochs is None else "--epochs"
+                more = length if found.step >= self.config.steps else "--seconds"
                 self.progress.tell(f"{self.folder.path} ended at step {found.step}: nothing to do; more {more} would go on")
             else:
                 others = f", with {'; '.join(self._changed)}" if self._changed else ""
@@ -207,12 +210,16 @@ def train(
     step: int | None = None,
     progress: Progress | None = None,
     draw: DrawSamples | None = None,
+    stop: StopRequest | None = None,
 ) -> Path:
-    """Train to the end, or until a signal asks to stop, and return the run's folder. The arguments are those of `Run`."""
-    with StopRequest() as stop:
+    """Train to the end, or until a signal asks to stop, and return the run's folder.
+
+    The arguments are those of `Run`; `stop` is told of such a signal, for those who have to know.
+    """
+    with stop or StopRequest() as stop:
         run = Run(config, resume=resume, step=step, progress=progress, draw=draw)
         try:
-            with run.progress.running(config, run.trainer.step):
+            with run.progress.running(run.config, run.trainer.step):
                 for _ in run.advance(stop):
                     pass
             if stop.requested:
@@ -230,7 +237,10 @@ def train(
 
 
 def dry_run(config: Config, steps: int = 2) -> dict[str, Any]:
-    """Build everything, make two steps on noise of the data's shape, and say what a run would take."""
+    """Build everything, make two steps on noise of the data's shape, and say what a run would take.
+
+    The data need not be there, so epochs are not turned into steps.
+    """
     config.check()
     accelerator = make_accelerator(config)
     trainer = Trainer(config, build_parts(config, synthetic=True), accelerator)

@@ -16,7 +16,7 @@ from noisewise.suggest import closest
 from noisewise.training.config import Config
 from noisewise.training.plain_files import read_plain
 
-FREE_FORM = ("data", "model")  # groups with `options`, whose names and values only their source or network knows
+FREE_FORM = ("data.options", "model.options", "evaluation.data_options")  # only their source or network knows these
 LARGEST = 2**20  # bytes of a file of settings
 MOST = 100_000  # values in it, those that it repeats by reference included
 DEEPEST = 50  # of values in one another
@@ -31,7 +31,7 @@ class Stored:
     """What a config.yaml says."""
 
     settings: dict[str, Any]  # plain values, in groups
-    options: dict[str, dict[str, Any]]  # the free options of each group, as they were written
+    options: dict[str, dict[str, Any]]  # those of `FREE_FORM`, as they were written
 
 
 def read_stored(path: Path) -> Stored:
@@ -51,10 +51,10 @@ def read_stored(path: Path) -> Stored:
         if key in groups and not isinstance(value, dict):
             raise Refused(f"{key} must be a group of settings, got {value!r}")
         flat |= {f"{key}.{name}": one for name, one in value.items()} if key in groups else {str(key): value}
-    options = {group: flat.pop(f"{group}.options") for group in FREE_FORM if f"{group}.options" in flat}
-    for group, free in options.items():
+    options = {name: flat.pop(name) for name in FREE_FORM if name in flat}
+    for key, free in options.items():
         if not isinstance(free, dict) or not all(isinstance(name, str) for name in free):
-            raise Refused(f'Parser key "{group}.options":\n  Expected names and values. Got value: {free}')
+            raise Refused(f'Parser key "{key}":\n  Expected names and values. Got value: {free}')
     known = [f"{group}.{field.name}" for group in groups for field in fields(getattr(Config(), group))]
     known += [field.name for field in fields(Config) if field.name not in groups]
     for name, value in flat.items():

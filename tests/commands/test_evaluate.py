@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from noisewise.metrics.digits_features import digits_features
 from noisewise.metrics.frechet import features_distance
 from noisewise.metrics.likelihood import variational_bound
 from noisewise.metrics.optimal_loss import FILE, load_optimal_loss, optimal_loss
+from noisewise.training.config import EvaluationConfig
+from noisewise.training.options import as_yaml, load_config
 from noisewise.training.run_folder import read_rows
 from tests.generation.runs import checkpoint_of, copy_of_run, trained_once
 from tests.metrics.sets import digits
@@ -79,6 +82,37 @@ def test_a_run_is_measured_and_the_row_says_all_that_is_needed_to_repeat_it(run,
     assert result["heldout"]["loss"] == pytest.approx(np.mean(result["heldout"]["loss_by_level"]))
     shown = capsys.readouterr().out
     assert f"{'digits-frechet':22s} {result['digits-frechet']:.4f}" in shown
+
+
+def test_solver_images_and_real_ones_are_those_of_the_configuration_unless_told_otherwise(run, tmp_path):
+    config = load_config(run / "config.yaml")
+    planned = EvaluationConfig(solver="ddpm:steps=3,variance=fixed_large", images=40, data="digits")
+    (run / "config.yaml").write_text(as_yaml(replace(config, evaluation=planned)))
+    common = [str(run), "--device=cpu"]
+    for options, solver, count in (
+        ([], "ddpm:steps=3,spacing=uniform,variance=fixed_large", 40),
+        (["--steps=2"], "ddpm:steps=2,spacing=uniform,variance=fixed_large", 40),
+        (["--solver=ddim:steps=2", "--count=50"], "ddim:steps=2,spacing=uniform", 50),
+    ):
+        assert main(["evaluate", *common, "--heldout=0", f"--cache={tmp_path / 'cache'}", *options]) == 0
+        generation = rows(run)[-1]["generation"]
+        assert (generation["solver"], generation["count"]) == (solver, count)
+    assert main(["generate", *common, "--count=3", f"--out={tmp_path / 'images'}"]) == 0
+    record = json.loads((tmp_path / "images" / "generation.json").read_text())
+    assert record["solver"] == "ddpm:steps=3,spacing=uniform,variance=fixed_large"
+    (run / "config.yaml").write_text(as_yaml(replace(config, evaluation=replace(planned, data="folder:nowhere"))))
+    assert main(["evaluate", *common]) == 1
+
+
+def test_training_evaluates_at_its_end_when_asked(tmp_path):
+    arguments = ["--device=cpu", "--precision=fp32", "--batch=16", "--steps=4", "--log.trackers=[]", "--log.samples_every=0"]
+    arguments += ['--model.options={"channels": 4, "multipliers": [1, 1], "blocks": 1, "attention": [], "groups": 2}']
+    arguments += ["--evaluation.solver=ddim:steps=2", "--evaluation.images=30", f"--out={tmp_path / 'run'}"]
+    assert main(["train", "--preset=digits", *arguments]) == 0
+    assert rows(tmp_path / "run") == []
+    assert main(["train", "--resume", "--steps=5", "--evaluation.at_end=true", *arguments[-1:]]) == 0
+    (row,) = rows(tmp_path / "run")
+    assert (row["step"], row["generation"]["solver"], row["images"]) == (5, "ddim:steps=2,spacing=uniform", 30)
 
 
 def test_the_second_time_images_are_used_again_and_the_numbers_are_identical(run, evaluate):

@@ -2,15 +2,31 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from noisewise.generation.images import generate
+from noisewise.generation.planned import evaluation_solver, headline_solver, quick_solver
 from noisewise.generation.run_samples import run_samples
-from noisewise.generation.solvers import default_solver
+from noisewise.generation.solvers import Solver, default_solver
 from noisewise.models import build_model
-from noisewise.training.config import ModelConfig
+from noisewise.processes import DDPM
+from noisewise.training.config import EvaluationConfig, ModelConfig
 from noisewise.training.run import Run
 from tests.training.tiny import DIT, differing, tensors, tiny
+
+
+def test_the_solvers_of_a_configuration():
+    usual, steps = default_solver(DDPM.linear()), replace(default_solver(DDPM.linear()), steps=4)
+    config = tiny()
+    assert [make(config) for make in (evaluation_solver, headline_solver, quick_solver)] == [usual, steps, steps]
+    full, quick = Solver("heun", 5, "karras"), Solver("ddpm", 3, options={"variance": "fixed_large"})
+    config = tiny(evaluation=EvaluationConfig(solver=full.spec, quick_solver=quick.spec))
+    assert [make(config) for make in (evaluation_solver, headline_solver, quick_solver)] == [full, full, quick]
+    too_many = tiny(evaluation=EvaluationConfig(solver="ddim:steps=1001", quick_solver="ddim:steps=1001"))
+    for make in (evaluation_solver, headline_solver, quick_solver):
+        with pytest.raises(ValueError, match="only 1000 timesteps"):
+            make(too_many)
 
 
 def test_samples_come_from_the_averaged_weights(tmp_path):

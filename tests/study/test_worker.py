@@ -124,10 +124,10 @@ def test_a_headline_that_was_cut_off_is_made_again_and_the_weights_are_those_of_
     (job,) = jobs_in(tmp_path, [ADAPTIVE])
     job, stop = replace(job, headline=50), StopRequest()
 
-    def asked_to_stop(run, count, check=None, *, first=0):
+    def asked_to_stop(run, count, check=None, *, first=0, solver=None):
         if first:
             stop.name = "in the middle of the headline"
-        return run_samples(run, count, check, first=first)
+        return run_samples(run, count, check, first=first, solver=solver)
 
     with monkeypatch.context() as patch:
         patch.setattr(measure, "run_samples", asked_to_stop)

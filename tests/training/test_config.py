@@ -28,6 +28,7 @@ from noisewise.training.options import (
     preset_path,
     with_files,
 )
+from noisewise.training.stored import FREE_FORM
 
 OTHER = {  # for each setting, a value that it has neither by default nor in the preset `digits`
     "name": "other",
@@ -40,6 +41,7 @@ OTHER = {  # for each setting, a value that it has neither by default nor in the
     "sigma_data": 0.75,
     "sampler": "logit_normal+minsnr:gamma=3",
     "steps": 11,
+    "epochs": 2.5,
     "seconds": 1.5,
     "batch": 12,
     "accumulation": 2,
@@ -79,6 +81,13 @@ OTHER = {  # for each setting, a value that it has neither by default nor in the
     "log.samples_every": 19,
     "log.samples": 4,
     "log.sample_steps": 3,
+    "evaluation.solver": "ddim:steps=7",
+    "evaluation.images": 70,
+    "evaluation.quick_solver": "euler:steps=3",
+    "evaluation.quick_images": 30,
+    "evaluation.data": "folder:pictures",
+    "evaluation.data_options": {"size": 8},
+    "evaluation.at_end": True,
     "optimizer.weight_decay": 0.125,
 }
 NEEDS = {"optimizer.weight_decay": ("optimizer.name", "adamw")}
@@ -87,9 +96,9 @@ DIGITS = {"channels": 16, "multipliers": [1, 2], "blocks": 1, "attention": [], "
 
 
 def leaves(values, prefix=""):
-    """Dotted names and values; the open dicts (`options`) are one value each."""
+    """Dotted names and values; the open dicts (`options`, `data_options`) are one value each."""
     for name, value in values.items():
-        if isinstance(value, dict) and name != "options":
+        if isinstance(value, dict) and not name.endswith("options"):
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
@@ -191,7 +200,8 @@ def test_any_setting_can_be_overridden_and_nothing_else_changes(name, way, tmp_p
 
 
 @given(
-    names=st.sets(st.sampled_from([name for name in OTHER if name != "accumulation"]), max_size=12), split=st.integers(0, 12)
+    names=st.sets(st.sampled_from([name for name in OTHER if name not in ("accumulation", "steps")]), max_size=12),
+    split=st.integers(0, 12),
 )
 @settings(max_examples=25, deadline=None)
 def test_any_settings_together_survive_a_file_and_the_command_line(names, split, tmp_path_factory):
@@ -235,6 +245,44 @@ def test_the_later_one_wins(tmp_path):
     assert (both.name, both.steps, both.log.every) == ("cifar10", 1_000_000, 100)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "steps", "epochs"),
+    [
+        (["epochs"], 100_000, 3),
+        (["both"], 7, 3),  # as in the config.yaml of a run: the steps are what the epochs were
+        (["both", "steps"], 5, None),
+        (["steps", "epochs"], 5, 3),
+        (["epochs", "--steps=9"], 9, None),
+        (["--steps=9", "epochs"], 9, 3),
+        (["steps", "--epochs=0.5"], 5, 0.5),
+        (["epochs", "--name=--steps"], 100_000, 3),
+    ],
+)
+def test_the_later_of_steps_and_epochs_counts(arguments, steps, epochs, tmp_path, capsys):
+    files = {"steps": "steps: 5\n", "epochs": "epochs: 3\n", "both": "steps: 7\nepochs: 3\n"}
+    for name, text in files.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    given = [f"--config={tmp_path / one}.yaml" if one in files else one for one in arguments]
+    config = parsed(*given)
+    assert (config.steps, config.epochs) == (steps, epochs)
+    with pytest.raises(SystemExit):
+        parsed(*given, "--print-config")
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert (printed["steps"], printed["epochs"]) == (steps, epochs)
+
+
+def test_steps_and_epochs_on_one_line_are_refused():
+    with pytest.raises(ValueError, match="give --steps or --epochs, not both"):
+        parsed("--steps=3", "--epochs=3")
+
+
+def test_epochs_are_as_many_steps_as_the_data_need():
+    assert Config(batch=128, epochs=2040).for_data(50_000).steps == 796_875  # Table 7 of arXiv 2411.09998
+    assert Config(batch=10, epochs=1).for_data(11).steps == 2
+    assert Config(batch=10, epochs=0.5).for_data(11).steps == 1
+    assert Config(batch=10, steps=7).for_data(11).steps == 7
+
+
 def test_a_stored_configuration_comes_before_presets_and_arguments(tmp_path):
     stored = tmp_path / "config.yaml"
     assert parse_config(config_parser(), ["--steps=1"], stored=stored) == parsed("--steps=1")
@@ -270,10 +318,11 @@ def test_what_is_written_as_yaml_is_read_back(name, lr, seed, seconds, tmp_path_
 WORDS = {"a": "12", "b": "true", "c": "null", "d": "1e5", "e": "012", "f": "1: 2", "g": "[1]", "h": "word", "i": ["1", 2]}
 
 
-@pytest.mark.parametrize("group", ["data", "model"])
-def test_words_in_quotes_stay_words_among_the_options_of_data_and_model(group, tmp_path):
+@pytest.mark.parametrize("name", FREE_FORM)
+def test_words_in_quotes_stay_words_among_free_options(name, tmp_path):
     config, path = Config(), tmp_path / "config.yaml"
-    getattr(config, group).options = {**WORDS, "number": 12, "truth": True, "nothing": None}
+    group, _, last = name.partition(".")
+    setattr(getattr(config, group), last, {**WORDS, "number": 12, "truth": True, "nothing": None})
     path.write_text(as_yaml(config))
     assert load_config(path) == config
     assert parsed("--config", str(path)) == config
@@ -386,6 +435,7 @@ def test_a_file_that_cannot_be_understood_is_explained(text, message, tmp_path):
 
 IMPOSSIBLE = {
     "steps": 0,
+    "epochs": 0.0,
     "batch": 0,
     "accumulation": 0,
     "max_bad_steps": 0,
@@ -395,6 +445,8 @@ IMPOSSIBLE = {
     "checkpoint.keep": 0,
     "log.every": -1,
     "log.sample_steps": 0,
+    "evaluation.images": 1,
+    "evaluation.quick_images": 1,
     "optimizer.lr": 0.0,
     "optimizer.eps": -1e-8,
     "seconds": 0.0,
@@ -467,6 +519,19 @@ def test_settings_that_do_not_go_together_are_refused():
         load_preset("digits", "--optimizer.weight_decay=0.1")
 
 
+def test_latents_can_be_evaluated_at_the_end_if_real_images_are_named():
+    arguments = ["--data.source=latents", "--data.path=somewhere", "--evaluation.at_end=true"]
+    with pytest.raises(ValueError, match=r"--evaluation\.data folder:images"):
+        parsed(*arguments)
+    assert parsed(*arguments, "--evaluation.data=folder:images").evaluation.at_end
+
+
+def test_a_file_of_before_there_were_evaluations_is_read(tmp_path):
+    before = {key: value for key, value in plain(load_preset("digits")).items() if key not in ("evaluation", "epochs")}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(before))
+    assert load_config(tmp_path / "config.yaml") == load_preset("digits")
+
+
 def test_the_objective_has_all_its_settings():
     config = Config(process="edm", prediction="edm", loss="huber", huber_delta=0.25, sigma_data=0.75)
     found = config.objective()
@@ -482,9 +547,10 @@ def test_the_defaults_are_possible():
 
 
 FREE = {
-    *("name", "out", "steps", "seconds", "accumulation", "precision", "device", "parallel", "compile", "fast", "max_bad_steps"),
+    *("name", "out", "steps", "epochs", "seconds", "accumulation", "precision", "device", "parallel", "compile", "fast"),
+    "max_bad_steps",
     *("data.path", "data.shape", "data.classes", "data.resident", "data.workers", "optimizer.lr", "optimizer.clip"),
-    *(name for name in OTHER if name.startswith(("checkpoint.", "log."))),
+    *(name for name in OTHER if name.startswith(("checkpoint.", "log.", "evaluation."))),
 }
 
 
@@ -502,7 +568,7 @@ def test_a_change_is_named_exactly_if_the_setting_is_pinned(name):
     found, others = ([text.partition(":")[0] for text in texts] for texts in changed(old, new))
     if name in FREE:
         assert found == []
-        assert others == ([] if name == "out" else [name])
+        assert others == {"out": [], "evaluation.data_options": [f"{name}.size"]}.get(name, [name])
     elif name.endswith("options"):
         assert found
         assert all(text.startswith(f"{name}.") for text in found)

@@ -186,6 +186,31 @@ def test_a_finished_run_goes_on_with_more_steps(plain, tmp_path):
     assert rows_of(folder) == rows_of(straight)
 
 
+def test_epochs_are_resolved_by_the_data_and_resumed(tmp_path):
+    np.save(tmp_path / "data.npy", np.random.default_rng(0).integers(0, 256, (40, 1, 8, 8), np.uint8))
+    data = DataConfig(source="array", path=str(tmp_path / "data.npy"))
+    in_steps = train(tiny(data=data, steps=15, out=str(tmp_path / "steps")))
+    config = tiny(data=data, epochs=3.0, out=str(tmp_path / "run"))  # 3 x 40 samples in batches of 16: 7.5 steps
+    folder = train(config)
+    kept = load_config(folder / "config.yaml")
+    assert (kept.epochs, kept.steps) == (3, 8)
+    assert rows_of(folder)[-1]["step"] == 8
+    heard = Heard()
+    train(config, resume=True, progress=heard)
+    assert heard.messages == [f"{folder} ended at step 8: nothing to do; more --epochs would go on"]
+    heard = Heard()
+    train(replace(config, epochs=6.0), resume=True, progress=heard)
+    assert heard.messages == [f"resuming {folder} at step 8, with epochs: 3.0 -> 6.0"]
+    kept = load_config(folder / "config.yaml")
+    assert (kept.epochs, kept.steps) == (6, 15)
+    assert differing(final(folder, 15), final(in_steps, 15)) == []
+
+
+def test_a_dry_run_needs_no_data_for_epochs():
+    said = dry_run(tiny(epochs=3, data=DataConfig(source="array", path="nowhere.npy", shape=(1, 8, 8))))
+    assert said["parameters"] > 0
+
+
 def test_resuming_where_nothing_is_begins(tmp_path):
     heard = Heard()
     folder = train(tiny(out=str(tmp_path / "new")), resume=True, progress=heard)

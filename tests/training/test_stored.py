@@ -53,10 +53,21 @@ def test_reading_settings_imports_nothing(text, tmp_path):
 def test_free_options_stay_as_they_are_written_also_where_the_command_line_adds_to_them(tmp_path):
     config = Config()
     config.model.options = {"a": {"class_path": "planted.X"}, "b": "12", "c": [1, {"d": None}]}
+    config.evaluation.data_options = {"f": {"class_path": "planted.X"}, "g": "012"}
     (tmp_path / "config.yaml").write_text(as_yaml(config))
     assert load_config(tmp_path / "config.yaml") == config
     found = parse_config(config_parser(), ["--model.options.e=5", "--steps=3"], stored=tmp_path / "config.yaml")
     assert (found.steps, found.model.options) == (3, {**config.model.options, "e": 5})
+    assert found.evaluation == config.evaluation
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps", "epochs"), [([], 7, 3), (["--steps=9"], 9, None), (["--epochs=4"], 7, 4), (["--seed=1"], 7, 3)]
+)
+def test_steps_or_epochs_come_after_those_that_are_stored(arguments, steps, epochs, tmp_path):
+    (tmp_path / "config.yaml").write_text(as_yaml(Config(steps=7, epochs=3.0)))
+    found = parse_config(config_parser(), arguments, stored=tmp_path / "config.yaml")
+    assert (found.steps, found.epochs) == (steps, epochs)
 
 
 def bomb(open, close):

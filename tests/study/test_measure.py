@@ -1,0 +1,113 @@
+"""How a run of a comparison is measured: the solvers of its configuration, and images that have to be decoded first."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from diffusers import AutoencoderKL
+
+from noisewise.commands.cli import main
+from noisewise.data import open_data
+from noisewise.data.encoding import encode
+from noisewise.generation.decoding import make_decoder
+from noisewise.generation.images import to_uint8
+from noisewise.generation.run_samples import run_samples
+from noisewise.generation.solvers import Solver
+from noisewise.metrics.digits_features import digits_features
+from noisewise.metrics.frechet import features_distance
+from noisewise.study.measure import evaluate
+from noisewise.study.outcome import read_comparison, read_outcome
+from noisewise.study.worker import work
+from noisewise.training.config import DataConfig, EvaluationConfig
+from noisewise.training.run import Run
+from tests.metrics.sets import digits
+from tests.study.fateful import jobs_in
+from tests.training.tiny import DIT, tiny
+
+FULL, QUICK = "ddpm:steps=7,variance=fixed_large", "euler:steps=2"
+
+
+def distance(images):
+    return features_distance(digits_features(to_uint8(images)), digits_features(digits()))
+
+
+@pytest.fixture(scope="module")
+def latents(tmp_path_factory):
+    """A folder of latents of the digits, with both splits."""
+    root = tmp_path_factory.mktemp("latents")
+    torch.manual_seed(0)
+    AutoencoderKL(
+        in_channels=1,
+        out_channels=1,
+        latent_channels=4,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(8, 8),
+        norm_num_groups=4,
+        layers_per_block=1,
+        scaling_factor=0.7,
+    ).save_pretrained(root / "autoencoder")
+    for split in ("train", "test"):
+        encode(open_data("digits", split=split), str(root / "autoencoder"), root / "data" / split)
+    return root / "data"
+
+
+def test_the_quick_solver_is_for_the_way_and_the_other_for_the_headline(tmp_path):
+    planned = EvaluationConfig(solver=FULL, quick_solver=QUICK)
+    (job,) = jobs_in(tmp_path, shares=(0.5, 1.0), evaluation=planned)
+    assert work(replace(job, headline=15)) == "finished"  # fewer than the 20 along the way: not the same images
+    *_, last = read_outcome(job.folder).evaluations
+    run = Run(job.config, resume=True)
+    process = run.trainer.objective.process
+    made = {spec: run_samples(run, 20, solver=Solver.parse(spec, process)) for spec in (FULL, QUICK)}
+    run.close()
+    assert last.distance == pytest.approx(distance(made[QUICK]), rel=1e-4)
+    assert last.headline == pytest.approx(distance(made[FULL][:15]), rel=1e-4)
+    assert last.headline != pytest.approx(distance(made[QUICK][:15]), rel=1e-2)
+
+
+def test_latents_are_decoded_and_measured_against_real_images(latents, tmp_path):
+    config = tiny(
+        out=str(tmp_path / "run"),
+        data=DataConfig(source="latents", path=str(latents)),
+        model=replace(tiny().model, options=DIT),
+        evaluation=EvaluationConfig(data="digits"),
+    )
+    run, heard = Run(config), []
+    found = evaluate(run, 1.0, 30, headline=40, tell=heard.append)
+    decode = make_decoder(run.trainer.parts.latents, "cpu")
+    images = decode(run_samples(run, 40))
+    assert images.shape == (40, 1, 8, 8)
+    assert (found.metric, found.distance) == ("digits-frechet", pytest.approx(distance(images[:30]), rel=1e-4))
+    assert found.headline == pytest.approx(distance(images), rel=1e-4)
+    assert (run.folder.path / found.picture).is_file()
+    run.config = replace(config, evaluation=EvaluationConfig())
+    found = evaluate(run, 1.0, 30, tell=heard.append)
+    run.close()
+    assert (found.metric, found.distance, found.picture) == (None, None, None)
+    assert len(heard) == 1
+    assert "--data" in heard[0]
+
+
+def test_compare_measures_latents_against_the_images_that_data_names(latents, tmp_path, capsys):
+    command = [
+        *("compare", "--samplers=uniform", "--seeds=1", "--budget=4it", "--evaluate-at=1", "--device=cpu", "--batch=16"),
+        *("--precision=fp32", "--data.source=latents", f"--data.path={latents}", "--model.name=dit"),
+        *('--model.options={"patch": 4, "width": 16, "depth": 1, "heads": 2}', "--evaluation.quick_solver=ddim:steps=2"),
+        *("--evaluation.solver=ddim:steps=3", "--evaluation.quick_images=20", "--evaluation.images=30", "--headline"),
+    ]
+    assert main([*command, "--data=digits", f"--out={tmp_path / 'out'}"]) == 0
+    comparison = read_comparison(tmp_path / "out")
+    (outcome,) = comparison.outcomes
+    assert (comparison.plan.images, comparison.plan.headline) == (20, 30)
+    assert (outcome.final.metric, outcome.final.images, outcome.final.headline_images) == ("digits-frechet", 20, 30)
+    assert outcome.config.evaluation.data == "digits"
+    for wrong in ("--data=folder:nowhere", f"--data=latents:{latents}", "--evaluation.solver=unheard-of"):
+        assert main([*command, wrong, f"--out={tmp_path / 'wrong'}"]) == 1
+        assert not (tmp_path / "wrong").exists()
+    assert main([*command, "--data-options={size: 8}", f"--out={tmp_path / 'wrong'}"]) == 1
+    said = capsys.readouterr().err
+    assert "--data-options are settings of --data" in said
+    assert "nowhere" in said
+    assert "holds no images" in said
+    assert "unheard-of" in said
