@@ -25,6 +25,8 @@ from noisewise.samplers import SAMPLERS, Sampler
 from noisewise.samplers.learning import Learner, split_objective
 from noisewise.weighting import WEIGHTINGS, NoWeight, Weighting, WeightProduct
 
+DEEPEST = 20  # brackets in one another
+
 
 class SpecError(ValueError):
     """A spec string that cannot be understood, with what was probably meant."""
@@ -166,6 +168,8 @@ def _split(text: str, separator: str, spec: str) -> list[str]:
         depth += (character == "(") - (character == ")")
         if depth < 0:
             break
+        if depth > DEEPEST:
+            raise SpecError(f"{spec[:40]!r}...: brackets lie more than {DEEPEST} deep in one another")
         if character == separator and depth == 0 and not _in_number(text, i):
             parts.append(text[start:i])
             start = i + 1

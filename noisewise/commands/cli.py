@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from noisewise.printable import printable
+
 COMMANDS = {
     "train": "train a model; --preset NAME, --config FILE, --resume, --dry-run, --print-config",
     "generate": "make images with a trained model",
@@ -39,8 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[0] not in COMMANDS:
         print(f"noisewise: there is no command {arguments[0]!r}; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    if strange := [word for word in arguments if not _is_text(word)]:
+        print(f"noisewise: {printable(strange[0])} is no UTF-8: give it another name", file=sys.stderr)
+        return 2
     warnings.showwarning = _show_warning
     return _reporting_errors(lambda: _module(arguments[0]).main(arguments[1:]))
+
+
+def _is_text(word: str) -> bool:
+    """Whether a word of the command line can be written down; names of files may be any bytes."""
+    return not any("\ud800" <= one <= "\udfff" for one in word)
 
 
 def _module(command: str) -> Any:
@@ -49,7 +59,7 @@ def _module(command: str) -> Any:
 
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
     """A sentence for the user, without the place in the code."""
-    print(f"noisewise: warning: {message}", file=sys.stderr)
+    print(f"noisewise: warning: {printable(str(message))}", file=sys.stderr)
 
 
 def _reporting_errors(command: Callable[[], int]) -> int:
@@ -69,7 +79,7 @@ def _reporting_errors(command: Callable[[], int]) -> int:
     except (ValueError, TypeError, OSError, RuntimeError, FloatingPointError, ImportError) as error:
         if os.environ.get("NOISEWISE_TRACEBACK"):
             raise
-        print(f"noisewise: {error}", file=sys.stderr)
+        print(f"noisewise: {printable(str(error))}", file=sys.stderr)
         print("(set NOISEWISE_TRACEBACK=1 to see where this happened)", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

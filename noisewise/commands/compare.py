@@ -9,12 +9,14 @@ included. The command may be stopped or killed at any time: the same command goe
 import argparse
 from pathlib import Path
 
+from noisewise.printable import printable
 from noisewise.spec import split_specs
 from noisewise.study.budget import with_budget
 from noisewise.study.conduct import combinations, conduct
 from noisewise.study.launch import add_launcher_options, chosen_launcher
 from noisewise.study.outcome import LOG, Comparison, Plan
 from noisewise.training.options import config_parser, parse_config, with_files
+from noisewise.training.run import check_name
 from noisewise.training.signals import StopRequest
 
 
@@ -33,6 +35,7 @@ def main(arguments: list[str]) -> int:
     own = [option for action in first._actions for option in action.option_strings]
     config = parse_config(config_parser(prog="noisewise compare"), with_files(rest, known.preset), own)
     config = with_budget(config, known.budget)
+    check_name(config.name)
     folder = known.out or Path("out") / config.name
     samplers, schedules = (
         split_specs(known.samplers),
@@ -107,9 +110,8 @@ def conclude(comparison: Comparison) -> int:
         write_results(comparison)
         print_table(comparison)
     for outcome in failed:
-        print(
-            f"failed: {outcome.process}, {outcome.sampler}, seed {outcome.seed}: {outcome.failure and outcome.failure.message}"
-        )
+        why = outcome.failure.message if outcome.failure is not None else ""
+        print(printable(f"failed: {outcome.process}, {outcome.sampler}, seed {outcome.seed}: {why}"))
         print(f"        its log: {outcome.folder / LOG}")
     if failed:
         print("the same command tries again what failed")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEAST_ROOM = 0.002
+LARGEST = 1e140  # beyond it numbers are off the axis
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -21,11 +22,13 @@ class Axis:
     def at(self, value: float) -> float:
         """The place of a number."""
         low, high = self._scaled(self.low), self._scaled(self.high)
-        share = (self._scaled(value) - low) / (high - low)
+        share = (self._scaled(value) - low) / (high - low) if high > low else 0.5
         return self.start + share * (self.end - self.start)
 
     def ticks(self, most: int = 6) -> list[float]:
         """Round numbers on the axis."""
+        if not 0 < self.high - self.low < math.inf:
+            return []
         if self.log and self.high > 4 * self.low:
             return self._log_ticks(most)
         step = round_step((self.high - self.low) / most)
@@ -49,7 +52,7 @@ class Axis:
 
 def axis_around(values: Sequence[float], start: float, end: float, *, log: bool = False, zero: bool = False) -> Axis:
     """An axis that shows all values with a little room; `zero` begins it at 0."""
-    low, high = min(values), max(values)
+    low, high = (min(max(value, 1 / LARGEST if log else -LARGEST), LARGEST) for value in (min(values), max(values)))
     if log:
         room = max((high / low) ** 0.06, 1.02)
         return Axis(low / room, high * room, start, end, log=True)

@@ -5,7 +5,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from noisewise.training.plain_files import open_new
+from noisewise.study.reading import checked
+from noisewise.training.plain_files import open_new, read_plain
 
 STATUS = "status.json"
 
@@ -29,8 +30,8 @@ class Status:
     def read(folder: Path) -> "Status | None":
         """The last moment that was written down; None if there is none that can be read."""
         try:
-            return Status(**json.loads((folder / STATUS).read_text()))
-        except (OSError, ValueError, TypeError):
+            return checked(Status, json.loads(read_plain(folder / STATUS)))
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
 
 

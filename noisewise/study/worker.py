@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from noisewise.generation.run_samples import draw_samples
+from noisewise.printable import printable
 from noisewise.study.measure import evaluate
 from noisewise.study.outcome import FAILURE, LOG, Failure, write_failure
 from noisewise.study.status import Status, forget_status
@@ -70,7 +71,7 @@ class Notes(Progress):
         print(f"step {row['step']}  {summary(row)}", flush=True)
 
     def tell(self, message: str) -> None:
-        print(message, flush=True)
+        print(printable(message), flush=True)
 
 
 def work(job: Job, turns: Iterable[float] = (1.0,), stop: StopRequest | None = None) -> End:

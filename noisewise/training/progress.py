@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from noisewise.printable import printable
 from noisewise.training.config import Config
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -97,7 +98,7 @@ class Lines(Progress):
             print(f"step {row['step']}/{self._total}  {summary(row)}", flush=True)
 
     def tell(self, message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)
 
 
 def summary(row: dict[str, Any]) -> str:
@@ -138,7 +139,7 @@ class Bar(Progress):
         self._row = row
 
     def tell(self, message: str) -> None:
-        self.console.print(message, style="yellow", highlight=False, markup=False)
+        self.console.print(printable(message), style="yellow", highlight=False, markup=False)
 
     def _drawn(self) -> Group:
         step, seconds = self._now
