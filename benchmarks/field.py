@@ -54,16 +54,18 @@ METHODS = {
     "uniform": "uniform",
     "min-snr": "minsnr:gamma=5",
     "p2": "p2",
-    "log-normal": "lognormal",
+    "log-normal": "logit_normal",
     "laplace": "laplace",  # over log SNR
     "speed-derived": "speed:k=5+change_aware",  # tau from the schedule
-    "speed-released": "speed:k=5,tau=700,mirror=true+change_aware",  # as the authors' code has it
+    "speed-released": "speed:k=5,tau=700,mirror=true+change_aware",  # as measured: mirrored at 700, the weight cut at 641
+    "speed-later": "speed:k=5,tau=700,mirror=true+change_aware:tau=700",  # the authors' later code
+    "speed-published": "speed_published",  # their first code, and the baseline of arXiv 2411.09998
     "loss-moment": "loss_moment",  # importance weights by default
     "loss-log-snr": "loss_adaptive",  # Kingma & Gao, importance weights by default
     "gradient-variance": "gradient_variance",
     "loss-weighted": "adaptive:correction=none,draws=independent,floor=0.2,target=(minsnr:gamma=5)",  # p is the weighting
     "loss-weighted-unbiased": "adaptive:draws=independent,floor=0.2+minsnr:gamma=5",  # w / (T p): the objective stays Min-SNR
-    "adaptive-paper": "paper_cifar10",  # as published, but for paired noise
+    "adaptive-paper": "paper_cifar10",  # rows so far are of an earlier version: docs/methods/paper_cifar10.md
     "adaptive-repaired": REPAIRED,
     "adaptive-min-snr": f"{REPAIRED}+minsnr:gamma=5",
     "loss-plain": "adaptive:draws=independent,floor=0.2+none",  # p by the loss alone, the plain objective

@@ -21,8 +21,8 @@ from field import METHODS, chosen
 from rows import append
 from throughput import protocol_trainer, wait
 
+import noisewise
 from noisewise.samplers import Sampler, Uniform
-from noisewise.spec import build
 from noisewise.training.run_folder import environment
 from noisewise.training.trainer import Trainer
 
@@ -74,7 +74,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def sampler_of(trainer: Trainer, spec: str) -> Sampler:
-    sampler = build(spec, trainer.objective).sampler.to(trainer.device)
+    sampler = noisewise.recipe(spec, trainer.objective).sampler.to(trainer.device)
     return sampler.attach(trainer.network, trainer.optimizer)
 
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 
 import noisewise
-from noisewise import PROCESSES, build
+from noisewise import PROCESSES
 
 SPECS = [
     "uniform",
-    "lognormal",
+    "logit_normal",
     "mode",
     "cosmap",
     "beta:a=0.6,b=2",
@@ -32,7 +32,7 @@ SPECS = [
     "speed",
     "speed:mirror=true",
     "mix:of=speed,floor=0.1",
-    "shift:of=lognormal",
+    "shift:of=logit_normal",
     "product:of=uniform,weight=minsnr",
     "curriculum:start=uniform,end=speed",
     "loss_moment",
@@ -55,7 +55,7 @@ def median_ms(function, repeats: int, device: str) -> float:
 
 
 def measure(spec: str, process: str, draws: str, batch: int, repeats: int, device: str) -> dict:
-    sampler = build(spec, PROCESSES[process](), draws=draws, correction="unbiased").sampler.to(device)
+    sampler = noisewise.recipe(spec, PROCESSES[process](), draws=draws, correction="unbiased").sampler.to(device)
     x0 = torch.zeros(batch, 4, device=device)
     losses = torch.rand(batch, device=device)
 

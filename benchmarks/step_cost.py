@@ -21,7 +21,7 @@ import torch
 from diffusers import UNet2DModel
 
 import noisewise
-from noisewise import DDPM, Objective, build
+from noisewise import DDPM, Objective
 
 SAMPLERS = {
     "adaptive": "adaptive",
@@ -89,7 +89,7 @@ class Training:
         return self.seconds(lambda: [self.step(recipe) for _ in range(steps)]) / steps
 
     def recipe(self, spec: str) -> noisewise.Recipe:
-        recipe = build(spec, self.objective.process)
+        recipe = noisewise.recipe(spec, self.objective.process)
         recipe.sampler.attach(self.model, self.optimizer)
         return recipe
 

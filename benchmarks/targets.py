@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import noisewise
-from noisewise import DDPM, PROCESSES, Monitor, Objective, build
+from noisewise import DDPM, PROCESSES, Monitor, Objective
 
 METHODS = {
     "uniform": "uniform",
@@ -109,7 +109,7 @@ def train(task: Task, method: str, process: DDPM, seed: int) -> dict:
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(task.ema))
     optimizer = torch.optim.Adam(model.parameters(), lr=task.lr, fused=task.device == "cuda")
     objective = Objective(process)
-    recipe = build(METHODS[method], process, objective=objective, seed=seed)
+    recipe = noisewise.recipe(METHODS[method], objective, seed=seed)
     sampler, monitor = recipe.sampler.attach(model, optimizer), Monitor(bins=30, snapshots=25)
     batches, start, drawn = task.batches(seed), time.perf_counter(), torch.zeros(3, device=task.device)
     for step in range(task.steps):

@@ -201,9 +201,9 @@ def wait(cuda: bool) -> None:
 def ours(args: argparse.Namespace, model: str, path: str, told: list[str]) -> tuple[Callable[[], None], nn.Module]:
     """A step of this package's trainer."""
     if path == "graphs":
-        from noisewise.training import trainer as module
+        from noisewise.training.fast import choose
 
-        module.fuse = lambda _: 0
+        choose.fuse = lambda _: 0
     fast = path.startswith(("fast", "graphs")) and args.device == "cuda"
     options = [f"--sampler={'adaptive' if 'adaptive' in path else 'uniform'}", f"--compile={'compiled' in path}"]
     trainer = protocol_trainer(args.device, CHANNELS[model], args.batch, fast, told.append, *options)

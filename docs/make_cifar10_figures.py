@@ -16,6 +16,7 @@ from tables import RESULTS, rows, spec_now  # makes the benchmarks known as modu
 from tables.curves import ranked
 from tables.field import CONTROLS, NAMES, named_runs, objectives
 
+from noisewise.looking.palette import COLOURS, GREY
 from noisewise.report import write_figures
 
 from rebuild import rebuild  # isort: skip
@@ -52,7 +53,7 @@ def draw_objectives(path: Path) -> None:
     axes.axhline(1, color="0.85", zorder=0)
     axes.axvline(1, color="0.85", zorder=0)
     for found in objectives():
-        colour = "0.35" if found[0].spec == "uniform" else "#d55e00" if found[0].spec in CONTROLS else "#0072b2"
+        colour = GREY if found[0].spec == "uniform" else COLOURS[1] if found[0].spec in CONTROLS else COLOURS[0]
         counted, ratio = [run.counted for run in found], [run.ratio for run in found]
         corrected = found[0].effective < 0.99  # by importance weights
         axes.plot(counted, ratio, "-", color=colour, lw=0.8, alpha=0.6)

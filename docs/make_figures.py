@@ -3,6 +3,7 @@
 Run `python docs/make_figures.py` when those files have changed; it needs matplotlib.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,13 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from tables.estimators import SCHEDULES, costs, digits, true_gains
 
+from noisewise.looking.palette import COLOURS, GREY, PALE
+
 DOCS = Path(__file__).parent
 WIDTH, DPI = 8.4, 130  # 1092 pixels
 
-COLOURS = {  # Okabe and Ito's, and Tol's muted ones
-    "uniform": "#000000",
-    "Min-SNR": "#777777",
-    "loss, plain": "#0072B2",
-    "loss, Min-SNR": "#56B4E9",
-    "loss, Min-SNR, no importance weight": "#332288",
-    "loss, VLB, no importance weight": "#44AA99",
-    "reinforce as published (VLB)": "#D55E00",
-    "reinforce, VLB": "#E69F00",
-    "reinforce, plain": "#CC6677",
-    "reinforce, Min-SNR": "#999933",
-    "reinforce, scale-free": "#B8A04A",
-    "lookahead, VLB": "#882255",
-    "lookahead, plain": "#117733",
-    "lookahead, Min-SNR": "#AA4499",
-    "lookahead, scale-free": "#CC79A7",
-}
-SHOWN = {  # in the heat maps and the loss curves: line styles too, for those who see no colours
+ESTIMATORS = dict(zip(("loss", "reinforce", "lookahead"), COLOURS, strict=False))
+SHOWN = {  # in the heat maps and the loss curves: an estimator has a colour, and its targets have line styles
     "loss, plain": "-",
     "loss, Min-SNR, no importance weight": "--",
     "reinforce as published (VLB)": "-",
@@ -50,6 +37,11 @@ TARGETS_OF_COST = {  # what the methods of step_cost.jsonl are in targets_digits
     "paper_cifar10": "reinforce as published (VLB)",
     "lookahead": "lookahead, plain",
 }
+
+
+def colour(method: str) -> str:
+    """That of its estimator; grey for what has none."""
+    return ESTIMATORS.get(re.split("[, ]", method)[0], GREY)
 
 
 def save(figure: plt.Figure, name: str) -> None:
@@ -76,7 +68,7 @@ def draw_density() -> None:
         levels = np.linspace(0, 1, density.shape[1] + 1)
         mesh = ax.pcolormesh(edges, levels, density.T, norm=norm, cmap="PuOr_r")
         title = method.replace(", no", ",\nno").replace(" (", "\n(")
-        ax.set_title(title, fontsize=9.5, color=COLOURS[method], fontweight="bold")
+        ax.set_title(title, fontsize=9.5, color=colour(method), fontweight="bold")
         ax.set_xlim(0, edges[-1])
         ax.set_xticks(np.linspace(0, edges[-1], 5)[:-1])
     for ax in axes[-1]:
@@ -96,13 +88,13 @@ def draw_losses() -> None:
     for method, style in SHOWN.items():
         ratios = np.array([np.array(run["loss"]) / reference[run["seed"]] for run in linear[method]])
         u = (np.arange(ratios.shape[1]) + 0.5) / ratios.shape[1]
-        ax.plot(u, ratios.mean(0), style, color=COLOURS[method], label=method, lw=1.8)
-        ax.fill_between(u, ratios.min(0), ratios.max(0), color=COLOURS[method], alpha=0.15, lw=0)
-    ax.axhline(1, color=COLOURS["uniform"], lw=1, label="uniform = 1", zorder=1)
+        ax.plot(u, ratios.mean(0), style, color=colour(method), label=method, lw=1.8)
+        ax.fill_between(u, ratios.min(0), ratios.max(0), color=colour(method), alpha=0.15, lw=0)
+    ax.axhline(1, color=GREY, lw=1, label="uniform = 1", zorder=1)
     for third in (1 / 3, 2 / 3):
-        ax.axvline(third, color="#BBBBBB", lw=0.8, ls=":")
+        ax.axvline(third, color=PALE, lw=0.8, ls=":")
     for middle, name in ((1 / 6, "early"), (1 / 2, "middle"), (5 / 6, "late")):
-        ax.text(middle, 0.985, name, transform=ax.get_xaxis_transform(), ha="center", va="top", fontsize=9, color="#555555")
+        ax.text(middle, 0.985, name, transform=ax.get_xaxis_transform(), ha="center", va="top", fontsize=9, color=GREY)
     ax.set_yscale("log")
     plain_log(ax.yaxis, [0.25, 0.5, 1, 2, 4, 8, 16])
     ax.set_xlim(0, 1)
@@ -119,14 +111,14 @@ def draw_frechet() -> None:
     methods = [method for method in runs["linear"] if method != "uniform"]
     figure, axes = plt.subplots(1, 3, figsize=(WIDTH, 4.7), sharex=True, sharey=True, layout="constrained")
     for ax, schedule in zip(axes, SCHEDULES, strict=True):
-        ax.axvline(1, color=COLOURS["uniform"], lw=1)
+        ax.axvline(1, color=GREY, lw=1)
         for y, method in enumerate(methods):
             ratios = [run["frechet_ratio"] for run in runs[schedule].get(method, [])]
             if ratios:
-                ax.plot(ratios, [y] * len(ratios), "o", ms=5, color=COLOURS[method], alpha=0.65, mec="none")
-                ax.plot(np.mean(ratios), y, "|", ms=13, mew=2, color=COLOURS[method])
+                ax.plot(ratios, [y] * len(ratios), "o", ms=5, color=colour(method), alpha=0.65, mec="none")
+                ax.plot(np.mean(ratios), y, "|", ms=13, mew=2, color=colour(method))
             else:
-                ax.text(1.03, y, "not run", va="center", fontsize=7.5, color="#888888")
+                ax.text(1.03, y, "not run", va="center", fontsize=7.5, color=GREY)
         ax.set_title(f"{schedule} schedule", fontsize=10)
         ax.set_xscale("log")
         plain_log(ax.xaxis, [0.6, 0.8, 1, 1.2, 1.6])
@@ -142,11 +134,10 @@ def draw_frechet() -> None:
 def draw_gains() -> None:
     problems, found = true_gains()
     figure, ax = plt.subplots(figsize=(WIDTH, 3.3), layout="constrained")
-    names = {"loss": "loss, plain", "reinforce": "reinforce, plain", "lookahead": "lookahead, plain"}
     for position, (estimator, rho) in enumerate(found.items()):
         x = np.arange(len(problems)) + (position - 1) * 0.27
         values = [rho[problem] for problem in problems]
-        ax.bar(x, values, 0.25, color=COLOURS[names[estimator]], label=estimator)
+        ax.bar(x, values, 0.25, color=ESTIMATORS[estimator], label=estimator)
         for left, value in zip(x, values, strict=True):
             ax.text(left, max(value, 0) + 0.02, f"{value:.2f}", ha="center", fontsize=8.5)
     ax.axhline(0, color="black", lw=0.8)
@@ -162,11 +153,11 @@ def draw_gains() -> None:
 def draw_costs() -> None:
     found = costs()
     figure, ax = plt.subplots(figsize=(WIDTH, 0.9 + 0.45 * len(found)), layout="constrained")
-    ax.axvline(1, color=COLOURS["uniform"], lw=1)
+    ax.axvline(1, color=GREY, lw=1)
     for y, row in enumerate(found):
-        colour = COLOURS[TARGETS_OF_COST.get(row["sampler"], "Min-SNR")]
-        ax.plot(row["range"], [y, y], color=colour, lw=3, alpha=0.45, solid_capstyle="butt")
-        ax.plot(row["ratio"], y, "o", color=colour, ms=7)
+        shade = colour(TARGETS_OF_COST.get(row["sampler"], "Min-SNR"))
+        ax.plot(row["range"], [y, y], color=shade, lw=3, alpha=0.45, solid_capstyle="butt")
+        ax.plot(row["ratio"], y, "o", color=shade, ms=7)
         ax.text(max(row["range"]) + 0.003, y, f"{row['ratio']:.3f}", va="center", fontsize=9)
     ax.set_yticks(range(len(found)), [row["name"] for row in found])
     ax.set_ylim(len(found) - 0.5, -0.5)

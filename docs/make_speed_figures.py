@@ -12,10 +12,12 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from tables.speed import BASELINE, FAST, MODELS, OTHER, PLAIN, curves, millions, speeds
 
+from noisewise.looking.palette import COLOURS
+
 DOCS = Path(__file__).parent
 WIDTH, DPI = 8.4, 130  # 1092 pixels
-SLOW, RECORDED, OURS = "#9A9A9A", "#56B4E9", "#0072B2"
-COLOURS = {"graphs": RECORDED, "fast": OURS, "fast, adaptive": OURS}
+SLOW, RECORDED, OURS = "#9a9a9a", COLOURS[5], COLOURS[0]
+PATHS = {"graphs": RECORDED, "fast": OURS, "fast, adaptive": OURS}
 
 
 def save(figure: plt.Figure, name: str) -> None:
@@ -30,7 +32,7 @@ def draw_paths() -> None:
     for ax, model in zip(axes, MODELS, strict=True):
         found = speeds(model)
         rates = {row["path"]: row["steps_per_second"] for row in found}
-        ax.barh(range(len(rates)), list(rates.values()), 0.7, color=[COLOURS.get(path, SLOW) for path in rates])
+        ax.barh(range(len(rates)), list(rates.values()), 0.7, color=[PATHS.get(path, SLOW) for path in rates])
         for y, (path, rate) in enumerate(rates.items()):
             ratio = "" if path == BASELINE else f"  ({rate / rates[BASELINE]:.2f}×)"
             ax.text(rate + 0.01 * max(rates.values()), y, f"{rate:.1f}{ratio}", va="center", fontsize=9)

@@ -10,6 +10,7 @@ The picture of the report needs Playwright and a Chromium.
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -19,8 +20,8 @@ from tables import RESULTS
 
 from noisewise.analysis import ANALYSES
 from noisewise.report.charts import loss_charts, quality_charts
-from noisewise.report.figures import STYLE, draw_chart, draw_panel, look
-from noisewise.report.heat import heat_map, scale_texts
+from noisewise.report.figures import STYLE, add_scale, draw_chart, draw_density, legend_line
+from noisewise.report.heat import heat_map
 from noisewise.report.subject import Subject, read_subject
 from noisewise.report.thumbnails import pictures_of, read_pixels
 
@@ -69,17 +70,14 @@ def draw_demo(subject: Subject) -> Figure:
         axes.set(xticks=[], yticks=[], frame_on=False)
         axes.set_title(method.name, color=method.colour, fontweight="bold", fontsize=10)
     panel = heat.panels[-1]
-    image = draw_panel(lower[0], panel, "draws", heat.reach)
+    image = draw_density(lower[0], panel, "draws", heat.reach)
     lower[0].set(xlabel="noise level u (0: least noise)", xticks=[0, 0.5, 1], ylabel="training step")
-    lower[0].set(title=f"What {panel.method.name} draws, times uniform")
-    bar = figure.colorbar(image, ax=lower[0], pad=0.02)
-    bar.set_ticks(range(-heat.reach, heat.reach + 1), labels=scale_texts(heat.reach))
-    draw_chart(lower[1], quality_charts(subject, process)[1])
-    draw_chart(lower[2], loss_charts(subject, process)[1])
-    lower[1].set(title="Distance of samples to the data", ylabel="digits-frechet (lower: better)")
-    lower[2].set(title="Held-out loss over uniform's", ylabel="below 1: better", xlabel="noise level u (0: least noise)")
-    handles = [mpl.lines.Line2D([], [], **look(method)) for method in methods]
-    lower[1].legend(handles, [method.name for method in methods], fontsize=7)
+    lower[0].set_title(f"What {panel.method.name} draws, times uniform", loc="left")
+    add_scale(figure, image, heat.reach, ax=lower[0], pad=0.02)
+    quality, loss = quality_charts(subject, process)[1], loss_charts(subject, process)[1]
+    draw_chart(lower[1], quality, "Distance of samples to the data")
+    draw_chart(lower[2], replace(loss, x="noise level u (0: least noise)", y="below 1: better"), "Held-out loss over uniform's")
+    lower[1].legend([legend_line(method) for method in methods], [method.name for method in methods], fontsize=7)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Accelerate: gradient accumulation, several processes, a checkpoint that holds the sampler.
+"""Accelerate: gradient accumulation, several processes, a checkpoint that holds the recipe.
 
 Run it: python examples/accelerate_loop.py
 or in two processes: torchrun --nproc-per-node=2 examples/accelerate_loop.py
@@ -12,8 +12,8 @@ from accelerate.utils import broadcast_object_list, set_seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from noisewise import DDPM, AdaptiveSampler, Objective
-from noisewise.integrations.accelerate import Accelerated
+import noisewise
+from noisewise import DDPM, Objective
 
 objective = Objective(DDPM.linear(), "eps")
 
@@ -29,7 +29,7 @@ class Network(nn.Module):
 
 
 class Training:
-    """What a script has at its top level: accelerator, model, optimizer, data and the sampler."""
+    """What a script has at its top level: accelerator, model, optimizer, data and the recipe."""
 
     def __init__(self) -> None:
         self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)  # without cpu=True: the GPUs
@@ -40,23 +40,20 @@ class Training:
         optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
         loader = DataLoader(TensorDataset(points), batch_size=64)
         self.model, self.optimizer, self.loader = self.accelerator.prepare(model, optimizer, loader)
-        self.sampler = Accelerated(self.accelerator, AdaptiveSampler(objective, warmup=50, every=10))  # not prepared
+        self.recipe = noisewise.recipe("adaptive", objective, warmup=50, every=10)  # not prepared
+        self.recipe.attach(self.optimizer)
+        self.accelerator.register_for_checkpointing(self.recipe)
 
     def epoch(self, number: int) -> Tensor:
         set_seed(number, device_specific=True)
         for (x0,) in self.loader:
-
-            def loss_at(rows: Tensor | slice, u: Tensor, x0: Tensor = x0) -> Tensor:
-                return objective.losses(self.model, x0[rows], u)
-
             with self.accelerator.accumulate(self.model):
-                draw = self.sampler.sample(x0)
-                losses = loss_at(slice(None), draw.u)
-                self.accelerator.backward((draw.weight * losses).mean())
-                with self.sampler.observe(draw, losses, loss_at):
-                    self.optimizer.step()
+                draw = self.recipe.sample(x0)
+                losses = objective.losses(self.model, x0, draw.u)
+                self.accelerator.backward(self.recipe.loss(draw, losses))
+                self.optimizer.step()
                 self.optimizer.zero_grad()
-        return self.sampler.sampler.density((torch.arange(5, device=self.accelerator.device) + 0.5) / 5)
+        return self.recipe.sampler.density((torch.arange(5, device=self.accelerator.device) + 0.5) / 5)
 
 
 if __name__ == "__main__":
@@ -66,7 +63,7 @@ if __name__ == "__main__":
     folder = broadcast_object_list([tempfile.mkdtemp()])[0]  # the same on all processes
     for number in range(4):
         density = run.epoch(number)
-        steps = run.sampler.sampler.step
+        steps = run.recipe.sampler.step
         say(f"epoch {number}: {steps} optimizer steps, density in fifths {[round(float(d), 2) for d in density]}")
         if number == 1:
             run.accelerator.save_state(folder)

@@ -6,7 +6,8 @@ Run it: python examples/class_conditional.py
 import torch
 from torch import Tensor, nn
 
-from noisewise import DDPM, Objective, build
+import noisewise
+from noisewise import DDPM, Objective
 
 CLASSES, NO_LABEL = 6, 6
 objective = Objective(DDPM.cosine(), "v")
@@ -35,19 +36,15 @@ def train(spec: str, steps: int = 600, batch: int = 128) -> tuple[Tensor, Tensor
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    recipe = build(spec, objective)
+    recipe = noisewise.recipe(spec, objective)
+    recipe.attach(optimizer)
     for _ in range(steps):
         x0, label = data(batch)
         label = torch.where(torch.rand(batch) < 0.1, NO_LABEL, label)
-
-        def loss_at(rows: Tensor | slice, u: Tensor, x0: Tensor = x0, label: Tensor = label) -> Tensor:
-            return objective.losses(model, x0[rows], u, label=label[rows])
-
-        draw = recipe.sampler.sample(x0)
-        losses = loss_at(slice(None), draw.u)
-        (draw.weight * recipe.weighting.weighted(losses, objective, draw.u)).mean().backward()
-        with recipe.sampler.observe(draw, losses.detach(), loss_at):  # unweighted: the sampler knows the weighting
-            optimizer.step()
+        draw = recipe.sample(x0)
+        losses = objective.losses(model, x0, draw.u, label=label)
+        recipe.loss(draw, losses).backward()  # which applies the weighting
+        optimizer.step()
         optimizer.zero_grad()
 
     torch.manual_seed(1)

@@ -12,8 +12,8 @@ import torch
 from accelerate import Accelerator
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
 
-from noisewise import Monitor, build
-from noisewise.integrations.accelerate import Accelerated
+import noisewise
+from noisewise import Monitor
 from noisewise.integrations.diffusers import read_scheduler
 
 
@@ -25,11 +25,11 @@ def main(args: argparse.Namespace) -> None:
         joint_attention_dim=32, caption_projection_dim=32, pooled_projection_dim=16,
     )  # or SD3Transformer2DModel.from_pretrained(name, subfolder="transformer")  # fmt: skip
     noise_scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)  # or .from_pretrained(name, subfolder="scheduler")
-    objective = read_scheduler(noise_scheduler)  # adaptive (a scheduler with dynamic shifting, as Flux's, needs shift= or mu=)
-    recipe = build(args.weighting_scheme, objective)  # adaptive
-    sampler = Accelerated(accelerator, recipe.sampler)  # adaptive
+    # adaptive (a scheduler with dynamic shifting, as Flux's, needs shift= or mu=)
+    recipe = noisewise.recipe(args.weighting_scheme, read_scheduler(noise_scheduler))
     optimizer = torch.optim.AdamW(transformer.parameters(), lr=2e-3)
     transformer, optimizer = accelerator.prepare(transformer, optimizer)
+    recipe.attach(optimizer)  # adaptive
     smooth = torch.nn.functional.interpolate(torch.randn(64, 4, 3, 3), size=8, mode="bicubic")
     data = smooth, torch.randn(64, 5, 32), torch.randn(64, 16)  # your latents and embeddings
     latents, prompt_embeds, pooled_prompt_embeds = (tensor.to(accelerator.device) for tensor in data)
@@ -40,9 +40,8 @@ def main(args: argparse.Namespace) -> None:
         with accelerator.accumulate(transformer):
             model_input = latents[rows]
             noise = torch.randn_like(model_input)
-            draw = sampler.sample(model_input)  # adaptive: was compute_density_for_timestep_sampling(...)
-            timesteps = draw.time  # adaptive: was noise_scheduler.timesteps[(u * num_train_timesteps).long()]
-            sigmas = objective.process.scales(draw.u)[1].view(-1, 1, 1, 1)  # get_sigmas(timesteps) works too
+            draw = recipe.sample(model_input)  # adaptive: was compute_density_for_timestep_sampling(...)
+            timesteps, sigmas = draw.time, draw.sigma  # adaptive: was noise_scheduler.timesteps[indices], get_sigmas(timesteps)
             noisy_model_input = (1.0 - sigmas) * model_input + sigmas * noise
             model_pred = transformer(
                 hidden_states=noisy_model_input,
@@ -53,17 +52,16 @@ def main(args: argparse.Namespace) -> None:
             )[0]
             target = noise - model_input
             losses = ((model_pred.float() - target.float()) ** 2).flatten(1).mean(1)  # adaptive: one a sample, not weighted
-            loss = (draw.weight * recipe.weighting.weighted(losses, objective, draw.u)).mean()  # adaptive
+            loss = recipe.loss(draw, losses)  # adaptive
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(transformer.parameters(), 1.0)
-            with sampler.observe(draw, losses):  # adaptive
-                optimizer.step()
+            optimizer.step()
             optimizer.zero_grad()
             monitor.update(draw, losses)
 
     u = torch.linspace(0.1, 0.9, 5, device=accelerator.device)
-    rows_of_report = zip(objective.process.scales(u)[1], monitor.running.mean(), recipe.sampler.density(u), strict=True)
+    rows_of_report = zip(recipe.sampler.process.scales(u)[1], monitor.running.mean(), recipe.sampler.density(u), strict=True)
     for sigma, loss, drawn in rows_of_report:
         print(f"around sigma {sigma:.2f}: loss {loss:.3f}, drawn {drawn:.2f} times as often as uniform")
 

@@ -14,8 +14,8 @@ from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dic
 from torch.nn import functional as F
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from noisewise import Monitor, build
-from noisewise.integrations.accelerate import Accelerated
+import noisewise
+from noisewise import Monitor
 from noisewise.integrations.diffusers import read_scheduler
 
 TEXT = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 1, "hidden_size": 16, "intermediate_size": 32}
@@ -31,18 +31,17 @@ def main(args: argparse.Namespace) -> None:
     ).requires_grad_(False)
     unet.add_adapter(LoraConfig(r=4, lora_alpha=4, target_modules=["to_q", "to_k", "to_v", "to_out.0"]))
     noise_scheduler = DDPMScheduler(1000, 0.00085, 0.012, "scaled_linear", prediction_type=args.prediction_type)
-    objective = read_scheduler(noise_scheduler)  # adaptive
-    recipe = build(args.sampler, objective)  # adaptive: was snr = compute_snr(...), snr_gamma
+    recipe = noisewise.recipe(args.sampler, read_scheduler(noise_scheduler))  # adaptive: was snr = compute_snr(...), snr_gamma
     accelerator, monitor = Accelerator(cpu=True, gradient_accumulation_steps=2), Monitor(bins=5)  # yours without cpu=True
-    sampler = Accelerated(accelerator, recipe.sampler)  # adaptive
     lora = [parameter for parameter in unet.parameters() if parameter.requires_grad]
     unet, optimizer = accelerator.prepare(unet, torch.optim.AdamW(lora, lr=1e-3))
+    recipe.attach(optimizer)  # adaptive
     images, captions = torch.rand(64, 3, 8, 8) * 2 - 1, torch.randint(100, (64, 8))  # your images, and tokenizer(text)
     if args.resume_from_checkpoint:
         saved = torch.load(args.resume_from_checkpoint, weights_only=True)
         set_peft_model_state_dict(unet, saved["lora"])
         optimizer.load_state_dict(saved["optimizer"])
-        recipe.sampler.load_state_dict(saved["sampler"])  # adaptive
+        recipe.load_state_dict(saved["recipe"])  # adaptive
         torch.set_rng_state(saved["random_state"])
 
     while recipe.sampler.step < args.max_train_steps:
@@ -50,21 +49,20 @@ def main(args: argparse.Namespace) -> None:
         with accelerator.accumulate(unet):
             latents = vae.encode(images[rows]).latent_dist.sample() * vae.config.scaling_factor
             noise, encoder_hidden_states = torch.randn_like(latents), text_encoder(captions[rows])[0]
-            draw = sampler.sample(latents)  # adaptive
+            draw = recipe.sample(latents)  # adaptive
             timesteps = draw.time  # adaptive: was torch.randint(0, num_train_timesteps, ...)
             noisy_latents = noise_scheduler.add_noise(latents, noise, timesteps)
             model_pred = unet(noisy_latents, timesteps, encoder_hidden_states, return_dict=False)[0]
-            target = objective.target(latents, noise, draw.u)  # noise or get_velocity(...), by prediction_type
+            target = recipe.objective.target(latents, noise, draw.u)  # noise or get_velocity(...), by prediction_type
             losses = F.mse_loss(model_pred.float(), target.float(), reduction="none").flatten(1).mean(1)
-            loss = (draw.weight * recipe.weighting.weighted(losses, objective, draw.u)).mean()  # adaptive
+            loss = recipe.loss(draw, losses)  # adaptive
             accelerator.backward(loss)
-            with sampler.observe(draw, losses):  # adaptive
-                optimizer.step()
+            optimizer.step()
             optimizer.zero_grad()
             monitor.update(draw, losses)
     Path(args.output).parent.mkdir(parents=True, exist_ok=True)
     state = {"lora": get_peft_model_state_dict(unet), "optimizer": optimizer.state_dict()}
-    torch.save({**state, "sampler": recipe.sampler.state_dict(), "random_state": torch.get_rng_state()}, args.output)
+    torch.save({**state, "recipe": recipe.state_dict(), "random_state": torch.get_rng_state()}, args.output)
     drawn = recipe.sampler.density(torch.linspace(0.1, 0.9, 5))
     for i, (loss, density) in enumerate(zip(monitor.running.mean(), drawn, strict=True)):
         print(f"timesteps from {200 * i}: loss {loss:.3f}, drawn {density:.2f} times as often as uniform")

@@ -13,8 +13,8 @@ from diffusers import DDPMScheduler, UNet2DModel
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from noisewise import AdaptiveSampler, Monitor
-from noisewise.integrations.accelerate import Accelerated
+import noisewise
+from noisewise import Monitor
 from noisewise.integrations.diffusers import read_scheduler
 
 
@@ -32,37 +32,36 @@ def main(args: argparse.Namespace) -> None:
     attention = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
     model = UNet2DModel(16, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, **attention)  # yours here
     noise_scheduler = DDPMScheduler(1000, beta_schedule="squaredcos_cap_v2", prediction_type=args.prediction_type)
-    objective = read_scheduler(noise_scheduler)  # adaptive
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     dataloader = DataLoader(TensorDataset(discs(256)), batch_size=16, shuffle=True, drop_last=True)
     model, optimizer, dataloader = accelerator.prepare(model, optimizer, dataloader)
-    learner = AdaptiveSampler(objective, warmup=20, every=10)  # adaptive; leave out both settings for long runs
-    sampler = Accelerated(accelerator, learner)  # adaptive: with accumulation, and part of save_state and load_state
+    recipe = noisewise.recipe("adaptive", read_scheduler(noise_scheduler), warmup=20, every=10).attach(optimizer)  # adaptive
+    accelerator.register_for_checkpointing(recipe)  # adaptive: part of save_state and load_state
     monitor, first_epoch = Monitor(bins=5), 0
     if args.resume_from_checkpoint:
         accelerator.load_state(args.resume_from_checkpoint)
-        first_epoch = learner.step // len(dataloader)
+        first_epoch = recipe.sampler.step // len(dataloader)
 
     for epoch in range(first_epoch, args.num_epochs):
         dataloader.set_epoch(epoch)
         for (clean_images,) in dataloader:
             with accelerator.accumulate(model):
                 noise = torch.randn_like(clean_images)
-                draw = sampler.sample(clean_images)  # adaptive
+                draw = recipe.sample(clean_images)  # adaptive
                 timesteps = draw.time  # adaptive: was torch.randint(0, num_train_timesteps, ...)
                 noisy_images = noise_scheduler.add_noise(clean_images, noise, timesteps)
                 model_output = model(noisy_images, timesteps).sample
-                target = objective.target(clean_images, noise, draw.u)  # noise, images or velocity, by prediction_type
+                target = recipe.objective.target(clean_images, noise, draw.u)  # noise, images or velocity, by prediction_type
                 losses = F.mse_loss(model_output.float(), target, reduction="none").flatten(1).mean(1)  # adaptive
-                accelerator.backward((draw.weight * losses).mean())  # adaptive
+                loss = recipe.loss(draw, losses)  # adaptive
+                accelerator.backward(loss)
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                with sampler.observe(draw, losses):  # adaptive
-                    optimizer.step()
+                optimizer.step()
                 optimizer.zero_grad()
             monitor.update(draw, losses)
         accelerator.save_state(args.output_dir)
 
-    drawn = learner.density(torch.linspace(0.1, 0.9, 5, device=accelerator.device))
+    drawn = recipe.sampler.density(torch.linspace(0.1, 0.9, 5, device=accelerator.device))
     for i, (loss, density) in enumerate(zip(monitor.running.mean(), drawn, strict=True)):
         accelerator.print(f"timesteps from {200 * i}: loss {loss:.3f}, drawn {density:.2f} times as often as uniform")
 

@@ -1,4 +1,4 @@
-"""Lightning: the callback draws the noise levels, learns around each optimizer step and goes into the checkpoints.
+"""Lightning: the module holds the recipe, which learns from each optimizer step and goes into the checkpoints.
 
 Run it: python examples/lightning_module.py
 With pytorch_lightning instead of lightning only the import differs.
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from noisewise import DDPM, AdaptiveSampler, Objective
-from noisewise.integrations.lightning import TimestepCallback
+import noisewise
+from noisewise import DDPM, Objective
 
 
 class Diffusion(L.LightningModule):
@@ -21,27 +21,23 @@ class Diffusion(L.LightningModule):
         super().__init__()
         self.network = nn.Sequential(nn.Linear(4, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 2))
         self.objective = Objective(DDPM.linear(), "eps")
-        self.timesteps = TimestepCallback(AdaptiveSampler(self.objective, warmup=50, every=10))
-
-    def configure_callbacks(self) -> list:
-        return [self.timesteps]
+        self.recipe = noisewise.recipe("adaptive", self.objective, warmup=50, every=10)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.network.parameters(), lr=2e-3)
+        optimizer = torch.optim.Adam(self.parameters(), lr=2e-3)
+        self.recipe.attach(optimizer)
+        return optimizer
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         phase = time[:, None] / 1000 * torch.pi / 2
         return self.network(torch.cat([x, phase.sin(), phase.cos()], 1))
 
     def training_step(self, x0: Tensor, batch_idx: int) -> Tensor:
-        def loss_at(rows: Tensor | slice, u: Tensor) -> Tensor:  # one loss a sample, at noise levels u
-            return self.objective.losses(self, x0[rows], u)
-
-        draw = self.timesteps.sample(x0)
-        return self.timesteps.loss(draw, loss_at(slice(None), draw.u), loss_at)
+        draw = self.recipe.sample(x0)
+        return self.recipe.loss(draw, self.objective.losses(self, x0, draw.u))  # one loss a sample
 
     def on_train_epoch_end(self) -> None:
-        sampler = self.timesteps.sampler
+        sampler = self.recipe.sampler
         density = [round(float(d), 2) for d in sampler.density((torch.arange(5, device=self.device) + 0.5) / 5)]
         print(f"epoch {self.current_epoch}: {sampler.step} optimizer steps, density in fifths {density}")
 

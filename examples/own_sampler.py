@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisewise import DDPM, SAMPLERS, Objective, Process, Sampler, build
+import noisewise
+from noisewise import DDPM, SAMPLERS, Objective, Process, Sampler
 
 
 class Triangular(Sampler):
@@ -36,9 +37,10 @@ def train(spec: str, steps: int = 600, batch: int = 256) -> tuple[float, float]:
     torch.manual_seed(0)
     process = DDPM.linear(100, beta_end=0.1)
     objective = Objective(process)
-    recipe = build(spec, process)
+    recipe = noisewise.recipe(spec, process)
     network = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    recipe.attach(optimizer)
 
     def model(x: Tensor, time: Tensor) -> Tensor:
         return network(torch.cat([x, time[:, None] / 100], 1))
@@ -53,12 +55,10 @@ def train(spec: str, steps: int = 600, batch: int = 256) -> tuple[float, float]:
     before = test_loss()
     for _ in range(steps):
         x0 = data(batch)
-        draw = recipe.sampler.sample(x0)
-        losses = objective.losses(model, x0, draw.u)
+        draw = recipe.sample(x0)
         optimizer.zero_grad()
-        (draw.weight * recipe.weighting.weighted(losses, objective, draw.u)).mean().backward()
-        with recipe.sampler.observe(draw, losses.detach()):
-            optimizer.step()
+        recipe.loss(draw, objective.losses(model, x0, draw.u)).backward()
+        optimizer.step()
     return before, test_loss()
 
 

@@ -1,4 +1,4 @@
-"""The five-line loop: points on a spiral, a small network, uniform against adaptive noise levels.
+"""The three lines: points on a spiral, a small network, uniform against adaptive noise levels.
 
 Run it: python examples/plain_loop.py
 """
@@ -6,7 +6,8 @@ Run it: python examples/plain_loop.py
 import torch
 from torch import Tensor, nn
 
-from noisewise import DDPM, Objective, build
+import noisewise
+from noisewise import DDPM, Objective
 
 objective = Objective(DDPM.linear(), "eps")
 
@@ -31,24 +32,20 @@ def train(spec: str, steps: int = 800, batch: int = 128) -> tuple[Tensor, Tensor
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    sampler = build(spec, objective).sampler
+    recipe = noisewise.recipe(spec, objective)
+    recipe.attach(optimizer)
     for _ in range(steps):
         x0 = spiral(batch)
-
-        def loss_at(rows: Tensor | slice, u: Tensor, x0: Tensor = x0) -> Tensor:  # one loss a sample, at noise levels u
-            return objective.losses(model, x0[rows], u)
-
-        draw = sampler.sample(x0)
-        losses = loss_at(slice(None), draw.u)
-        (draw.weight * losses).mean().backward()
-        with sampler.observe(draw, losses.detach(), loss_at):
-            optimizer.step()
+        draw = recipe.sample(x0)
+        losses = objective.losses(model, x0, draw.u)  # one a sample
+        recipe.loss(draw, losses).backward()
+        optimizer.step()
         optimizer.zero_grad()
 
     torch.manual_seed(1)  # the same points and noise for every sampler
     u = (torch.arange(20_000) + 0.5) / 20_000
     with torch.no_grad():
-        return sampler.density(u).view(5, -1).mean(1), objective.losses(model, spiral(len(u)), u).view(5, -1).mean(1)
+        return recipe.sampler.density(u).view(5, -1).mean(1), objective.losses(model, spiral(len(u)), u).view(5, -1).mean(1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ Run it: python examples/text_conditional.py
 import torch
 from torch import Tensor, nn
 
-from noisewise import Flow, Objective, build, take
+import noisewise
+from noisewise import Flow, Objective, take
 
 WORDS = ["<pad>", "left", "right", "top", "bottom", "far", "near"]
 objective = Objective(Flow(), "flow")
@@ -38,18 +39,17 @@ def train(spec: str, steps: int = 600, batch: int = 128) -> tuple[Tensor, Tensor
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    sampler = build(spec, objective).sampler.attach(model, optimizer)  # lookahead tries steps out
+    recipe = noisewise.recipe(spec, objective)
+    recipe.attach(optimizer, model)  # lookahead tries steps out
     for _ in range(steps):
         x0, cond = data(batch)
 
         def loss_at(rows: Tensor | slice, u: Tensor, x0: Tensor = x0, cond: Cond = cond) -> Tensor:
             return objective.losses(model, x0[rows], u, cond=take(cond, rows))
 
-        draw = sampler.sample(x0)
-        losses = loss_at(slice(None), draw.u)
-        (draw.weight * losses).mean().backward()
-        with sampler.observe(draw, losses.detach(), loss_at):
-            optimizer.step()
+        draw = recipe.sample(x0)
+        recipe.loss(draw, loss_at(slice(None), draw.u), loss_at).backward()
+        optimizer.step()
         optimizer.zero_grad()
 
     torch.manual_seed(1)
@@ -59,7 +59,7 @@ def train(spec: str, steps: int = 600, batch: int = 128) -> tuple[Tensor, Tensor
     with torch.no_grad():
         right = objective.losses(model, x0, u, noise, cond)
         wrong = objective.losses(model, x0, u, noise, take(cond, others))
-        return sampler.density(u).view(3, -1).mean(1), right.view(3, -1).mean(1), wrong.view(3, -1).mean(1)
+        return recipe.sampler.density(u).view(3, -1).mean(1), right.view(3, -1).mean(1), wrong.view(3, -1).mean(1)
 
 
 if __name__ == "__main__":

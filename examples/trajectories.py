@@ -6,7 +6,8 @@ Run it: python examples/trajectories.py
 import torch
 from torch import Tensor, nn
 
-from noisewise import EDM, Objective, build
+import noisewise
+from noisewise import EDM, Objective
 
 process = EDM()
 objective = Objective(process, "edm", sigma_data=0.5)
@@ -39,20 +40,20 @@ def train(spec: str, steps: int = 200, batch: int = 32) -> tuple[Tensor, Tensor]
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    sampler = build(spec, objective).sampler
+    recipe = noisewise.recipe(spec, objective)
+    recipe.attach(optimizer)
     for _ in range(steps):
         x0 = trajectories(batch)
-        draw = sampler.sample(x0)
-        losses = objective.losses(model, x0, draw.u)
-        (draw.weight * losses).mean().backward()
-        with sampler.observe(draw, losses.detach()):  # no loss_at: this sampler learns from the losses alone
-            optimizer.step()
+        draw = recipe.sample(x0)
+        recipe.loss(draw, objective.losses(model, x0, draw.u)).backward()
+        optimizer.step()
         optimizer.zero_grad()
 
     torch.manual_seed(1)
     u = (torch.arange(2000) + 0.5) / 2000
     with torch.no_grad():
-        return sampler.density(u).view(5, -1).mean(1), objective.losses(model, trajectories(len(u)), u).view(5, -1).mean(1)
+        losses = objective.losses(model, trajectories(len(u)), u)
+        return recipe.sampler.density(u).view(5, -1).mean(1), losses.view(5, -1).mean(1)
 
 
 if __name__ == "__main__":

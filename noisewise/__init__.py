@@ -1,39 +1,24 @@
 """noisewise: choose which noise levels a diffusion model trains on."""
 
-from noisewise.batches import take
-from noisewise.looking.monitor import Monitor
-from noisewise.looking.recipe_curves import preview
-from noisewise.looking.validation import Validation, validate
-from noisewise.objective import Objective
-from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow, Process
-from noisewise.samplers import SAMPLERS, AdaptiveSampler, Draw, Sampler, Uniform
-from noisewise.spec import Recipe, SpecError, build
-from noisewise.weighting import WEIGHTINGS, Weighting
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from noisewise.names import *  # noqa: F403
 
 __version__ = "0.1.0.dev0"
 
-__all__ = [
-    "DDPM",
-    "EDM",
-    "PROCESSES",
-    "SAMPLERS",
-    "VE",
-    "VP",
-    "WEIGHTINGS",
-    "AdaptiveSampler",
-    "Draw",
-    "Flow",
-    "Monitor",
-    "Objective",
-    "Process",
-    "Recipe",
-    "Sampler",
-    "SpecError",
-    "Uniform",
-    "Validation",
-    "Weighting",
-    "build",
-    "preview",
-    "take",
-    "validate",
-]
+
+def __getattr__(name: str) -> Any:
+    """Names are imported at their first use: torch takes a second, and `noisewise --help` should not wait for it."""
+    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")
+    names = importlib.import_module("noisewise.names")
+    if name == "__all__" or name in names.__all__:
+        return getattr(names, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *importlib.import_module("noisewise.names").__all__]

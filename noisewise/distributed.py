@@ -3,7 +3,7 @@
 Feedback is gathered from all ranks and then applied by the same deterministic code everywhere, so ranks stay identical.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -56,6 +56,15 @@ def gather_rows(tensor: Tensor) -> Tensor:
     parts = [torch.empty_like(padded) for _ in range(world_size())]
     dist.all_gather(parts, padded)
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).to(tensor.device)
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """What DDP does for the model, for the few parameters outside it (a learned weighting)."""
+    if world_size() > 1:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.copy_(gather_sum(parameter.grad) / world_size())
 
 
 def from_first_rank(tensor: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
+from noisewise.levels import check_per_sample
+from noisewise.precision import full_float32
 
 
 def seed_torch(seed: int) -> None:
@@ -101,12 +103,9 @@ def leaves(loss: Tensor) -> list[Tensor]:
     return found
 
 
-def check_evaluation(losses: Any, expected: Tensor) -> Tensor:
+def check_evaluation(losses: Any, u: Tensor) -> Tensor:
     """What `loss_at(rows, u)` returned, if it is one loss for each u."""
-    if not isinstance(losses, Tensor) or losses.shape != expected.shape:
-        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(f"loss_at(rows, u) must return one loss for each u, {tuple(expected.shape)}, got {got}")
-    return losses.float()
+    return check_per_sample(losses, u, "the losses of loss_at(rows, u)").float()
 
 
 @torch.no_grad()
@@ -139,6 +138,54 @@ def check_pairing(once: Tensor, again: Tensor) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+@contextmanager
+def in_float32(model: nn.Module | None) -> Iterator[None]:
+    """The model computes in float32 inside the block, without TF32, whatever autocast `loss_at` opens around a call of it.
+
+    A change of the loss over one step is lost in the rounding of bfloat16. A model whose weights are of lower precision
+    keeps theirs.
+    """
+    contexts: list[torch.autocast] = []
+    modules = [] if model is None else list(model.modules())
+    device = "cpu" if model is None else next((one.device.type for one in model.parameters()), "cpu")
+
+    def enter(module: nn.Module, arguments: Any) -> None:
+        contexts.append(torch.autocast(device, enabled=False))
+        contexts[-1].__enter__()
+
+    def leave(module: nn.Module, arguments: Any, output: Any) -> None:
+        contexts.pop().__exit__(None, None, None)
+
+    handles = [one.register_forward_pre_hook(enter, prepend=True) for one in modules]
+    handles += [one.register_forward_hook(leave, always_call=True) for one in modules]
+    try:
+        with full_float32():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class KeptParameters:
+    """A model's parameters as they are now, to be put back for a while after an optimizer step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.kept = [(one, one.detach().clone()) for one in model.parameters() if one.requires_grad]
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """The kept parameters inside the block, today's after it, bit for bit."""
+        with torch.no_grad():
+            now = [(one, one.detach().clone()) for one, _ in self.kept]
+            try:
+                for one, value in self.kept:
+                    one.copy_(value)
+                yield
+            finally:
+                for one, value in now:
+                    one.copy_(value)
 
 
 class Snapshot:

@@ -1,4 +1,6 @@
-"""A noise level u as a number: its type and range, in which of n intervals it lies, how it meets a batch; edges of levels."""
+"""A noise level u as a number: type and range, in which of n intervals it lies, how it meets a batch and its losses; edges."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,19 @@ def check_tensor(u: Tensor) -> None:
     """An error if u is something else, such as the draw that it belongs to."""
     if not isinstance(u, Tensor):
         raise TypeError(f"u must be a tensor of noise levels, got {type(u).__name__}: hand over draw.u")
+
+
+def check_per_sample(losses: Any, u: Tensor, whose: str = "losses") -> Tensor:
+    """The losses, if there is one for each u; else an error that says how to get there."""
+    if not isinstance(losses, Tensor):
+        raise TypeError(f"{whose} must be a tensor, one a sample, got {type(losses).__name__}")
+    if losses.shape != u.shape:
+        fix = {
+            0: "this is the mean over the batch; take the losses before it (reduction='none', or Objective.losses)",
+            1: "they belong to another batch or to a part of this one; hand over those of all rows that were drawn for",
+        }.get(losses.ndim, "average over a sample's elements but not over the batch: losses.flatten(1).mean(1)")
+        raise ValueError(f"{whose} must be one a sample, {tuple(u.shape)}, got {tuple(losses.shape)}: {fix}")
+    return losses
 
 
 def check_u(u: Tensor) -> Tensor:

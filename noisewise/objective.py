@@ -8,7 +8,7 @@ prediction  target
 eps         noise
 x0          x0
 v           (alpha noise - sigma x0) / s                               (Salimans & Ho 2022; s = 1 for VP)
-flow        noise - x0                                                 (the velocity of rectified flow)
+flow        noise - x0, the velocity of rectified flow                 (x0 - noise with Flow(data_at=1))
 edm         (x0 - c_skip x_u / alpha) / c_out, from inputs c_in x_u    (Karras et al. 2022, Eq. 7 and 8)
 ==========  =================================================================================================
 
@@ -29,6 +29,9 @@ from noisewise.levels import check_tensor, over_samples
 from noisewise.processes import Process, check_process
 
 Prediction = Literal["eps", "x0", "v", "flow", "edm"]
+Word = Literal["epsilon", "sample", "v_prediction"]
+WORDS: dict[str, Prediction] = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"}
+"""What diffusers calls them."""
 LossKind = Literal["mse", "l1", "huber"]
 PREDICTIONS: tuple[Prediction, ...] = get_args(Prediction)
 LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
@@ -44,10 +47,10 @@ def bounded(log_snr: Tensor) -> Tensor:
 
 def check_prediction(prediction: str) -> None:
     if prediction not in PREDICTIONS:
-        raise ValueError(f"unknown prediction {prediction!r}: choose one of {', '.join(PREDICTIONS)}")
+        raise ValueError(f"unknown prediction {prediction!r}: choose one of {', '.join([*PREDICTIONS, *WORDS])}")
 
 
-def eps_error_per_prediction_error(log_snr: Tensor, prediction: Prediction, sigma_data: float = 0.5) -> Tensor:
+def eps_error_per_prediction_error(log_snr: Tensor, prediction: str, sigma_data: float = 0.5) -> Tensor:
     """k(log SNR) with (squared eps error) = k * (squared error of `prediction`)."""
     check_prediction(prediction)
     lam = bounded(log_snr)
@@ -62,8 +65,8 @@ def eps_error_per_prediction_error(log_snr: Tensor, prediction: Prediction, sigm
     return torch.ones_like(lam)
 
 
-def _or_usual(prediction: Prediction | None, process: Process) -> Prediction:
-    return process.usual_prediction if prediction is None else prediction
+def _or_usual(prediction: str | None, process: Process) -> str:
+    return process.usual_prediction if prediction is None else WORDS.get(prediction, prediction)
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,15 @@ class Objective:
     Args:
         process: how noise is added.
         prediction: what the model's output stands for; by default what models of the process usually
-            predict: the velocity of a flow, EDM's own output, the noise of any other.
+            predict: the velocity of a flow, EDM's own output, the noise of any other. diffusers' words (epsilon, sample,
+            v_prediction) are understood.
         loss: "mse", "l1" or "huber".
         huber_delta: where Huber turns from quadratic to linear.
         sigma_data: the standard deviation of the data, for the "edm" prediction.
     """
 
     process: Process
-    prediction: Prediction = None  # type: ignore[assignment]  # None when it is made, never afterwards
+    prediction: Prediction | Word = None  # type: ignore[assignment]  # None when it is made, never afterwards
     loss: LossKind = "mse"
     huber_delta: float = 1.0
     sigma_data: float = 0.5
@@ -130,7 +134,7 @@ class Objective:
         if self.prediction == "x0":
             return x0
         if self.prediction == "flow":
-            return noise - x0
+            return x0 - noise if self.process.data_at else noise - x0
         alpha, sigma = self.process.scales(u)  # coefficients in their precision: a square overflows float16 soon
         if self.prediction == "v":
             scale = torch.sqrt(alpha**2 + sigma**2)
@@ -154,6 +158,8 @@ class Objective:
         alpha, sigma = self.process.scales(u)
         if self.prediction in ("eps", "flow"):
             whole = alpha if self.prediction == "eps" else alpha + sigma
+            if self.prediction == "flow" and self.process.data_at:
+                sigma = -sigma
             return (x_u - over_samples(sigma, x_u) * output) / over_samples(whole, x_u)
         d = 1.0 if self.prediction == "v" else self.sigma_data
         both = sigma**2 + d**2 * alpha**2

@@ -9,6 +9,7 @@ from torch import Tensor
 from noisewise.processes import Process
 
 GRID = 1000
+THRESHOLD = 1e-4  # SpeeD's, of the increment of sqrt(1 - abar) at T = 1,000
 
 
 def noise_share(process: Process) -> Tensor:
@@ -30,8 +31,13 @@ def scaled_variance_increment(process: Process) -> Tensor:
     return (increment - increment.min()) / spread if spread > 0 else torch.ones_like(increment)
 
 
-def vanishing_point(process: Process, threshold: float = 1e-4) -> int:
+def noise_increment(process: Process) -> Tensor:
+    """The increment of sqrt(1 - abar) a timestep, scaled as for T = 1,000."""
+    return gradient(noise_share(process).sqrt()) * (process.steps or GRID) / 1000
+
+
+def vanishing_point(process: Process, threshold: float = THRESHOLD) -> int:
     """tau: the timestep from which on the increment of sqrt(1 - abar) stays below the threshold (given for T = 1,000)."""
-    increment = gradient(noise_share(process).sqrt()) * (process.steps or GRID) / 1000
+    increment = noise_increment(process)
     changing = torch.nonzero(increment >= threshold)
     return int(changing[-1]) + 1 if len(changing) else len(increment)

@@ -10,7 +10,7 @@ DDPM       timestep floor(u * T)                      the integer timestep
 VP         t in [eps, 1], linear beta(t)              t * time_scale
 VE         sigma_min * (sigma_max / sigma_min) ** u   sigma
 EDM        ln sigma = mean + std * Phi^-1(u)          ln(sigma) / 4
-Flow       t, with x_t = (1 - t) x0 + t noise         t * time_scale
+Flow       t, with x_t = (1 - t) x0 + t noise         t * time_scale, or (1 - t) * time_scale with data_at=1
 =========  =========================================  ==============================
 
 log SNR means ln(alpha^2 / sigma^2); it falls as u grows. It may be infinite where a process says so (flow at u = 0 and
@@ -33,6 +33,7 @@ class Process(ABC):
 
     steps: int | None = None  # the number of discrete timesteps, None in continuous time
     usual_prediction: Literal["eps", "flow", "edm"] = "eps"  # what models of this process are mostly trained to predict
+    data_at: Literal[0, 1] = 0  # the end of time where the data are: 1 turns a velocity round
 
     @abstractmethod
     def time(self, u: Tensor) -> Tensor:
@@ -95,9 +96,10 @@ def check_process(given: Any, which: str = "the first argument must be a Process
 
 
 def check_same(process: Process, other: Process, whose: str) -> None:
-    """Raise ValueError unless a u is the same noise level on both."""
+    """Raise ValueError unless a u is the same noise level on both, and time has one direction."""
     u = middles(100)
-    if process is other or (process.steps == other.steps and torch.allclose(process.log_snr(u), other.log_snr(u))):
+    alike = (process.steps, process.data_at) == (other.steps, other.data_at)
+    if process is other or (alike and torch.allclose(process.log_snr(u), other.log_snr(u))):
         return
     raise ValueError(
         f"{whose} is of another process: the same u is another noise level on {other} than on {process}; make both of one"
@@ -340,20 +342,32 @@ class EDM(Process):
 
 
 class Flow(Process):
-    """Rectified flow: x_t = (1 - t) x0 + t noise with t = u; `time_scale=1000` for models fed t * 1000 (SD3, Flux)."""
+    """Rectified flow: x_u = (1 - u) x0 + u noise.
+
+    Args:
+        time_scale: 1000 for models fed t * 1000 (SD3, Flux).
+        data_at: 0 for t = u and the velocity noise - x0; 1 for the other direction of time, t = 1 - u and x0 - noise, as in
+            torchcfm and SiT. u = 0 is the least noise for both.
+    """
 
     usual_prediction = "flow"
 
-    def __init__(self, time_scale: float = 1.0) -> None:
+    def __init__(self, time_scale: float = 1.0, data_at: Literal[0, 1] = 0) -> None:
         if not time_scale > 0:
             raise ValueError(f"time_scale must be positive, got {time_scale}")
-        self.time_scale = time_scale
+        if data_at not in (0, 1):
+            raise ValueError(f"data_at must be 0 or 1, the time at which there is no noise, got {data_at!r}")
+        self.time_scale, self.data_at = time_scale, data_at
 
     def time(self, u: Tensor) -> Tensor:
-        return check_u(u) * self.time_scale
+        return (1 - check_u(u) if self.data_at else check_u(u)) * self.time_scale
 
     def u_of_time(self, time: Tensor) -> Tensor:
-        return time / self.time_scale
+        t = time / self.time_scale
+        return 1 - t if self.data_at else t
+
+    def __repr__(self) -> str:
+        return "Flow(data_at=1)" if self.data_at else "Flow"
 
     def scales(self, u: Tensor) -> tuple[Tensor, Tensor]:
         return 1 - check_u(u), u

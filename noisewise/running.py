@@ -3,13 +3,15 @@
 Memory is O(bins) however long training runs; everything is gathered over ranks, so all of them hold the same numbers.
 """
 
+import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
+
+BAD_STEPS = 100  # in a row, with losses that are not finite, that are worth a warning
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -32,15 +34,6 @@ class KeepsPrecision(nn.Module):
         return self
 
 
-def check_per_sample(losses: Any, u: Tensor) -> None:
-    """An error unless there is one loss for each u."""
-    if not isinstance(losses, Tensor) or losses.shape != u.shape:
-        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(
-            f"losses must be one a sample, {tuple(u.shape)}, got {got}: average over a sample's elements but not over the batch"
-        )
-
-
 def even_edges(bins: int) -> Tensor:
     """bins + 1 numbers from 0 to 1, evenly spaced."""
     if bins < 1:
@@ -49,7 +42,7 @@ def even_edges(bins: int) -> Tensor:
 
 
 class Skipped(nn.Module):
-    """Counts losses that are not finite, without waiting for the device until `check` is called."""
+    """Counts losses that are not finite: `total` of them, in `run` steps in a row. Only `warn` waits for the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,6 +50,7 @@ class Skipped(nn.Module):
         self.register_buffer("run", torch.zeros((), dtype=torch.int64))
         self.total: Tensor
         self.run: Tensor
+        self._warned = False
 
     def count(self, bad: Tensor) -> None:
         """Take in one step's number of bad losses (over all ranks)."""
@@ -67,12 +61,15 @@ class Skipped(nn.Module):
         """Count values that are not finite outside the losses of a step (in a probe, say)."""
         self.total += bad.long()
 
-    def check(self, limit: int) -> None:
-        """Raise if each of the last `limit` steps had some."""
-        if int(self.run) >= limit:
-            raise FloatingPointError(
+    def warn(self) -> None:
+        """Warn, once, if each of the last `BAD_STEPS` steps had some; for steps that wait for the device anyway."""
+        if not self._warned and int(self.run) >= BAD_STEPS:
+            self._warned = True
+            warnings.warn(
                 f"each of the last {int(self.run)} steps had losses that are not finite ({int(self.total)} losses in all): "
-                "training has diverged. Lower the learning rate or resume from an earlier checkpoint"
+                "training has diverged. Lower the learning rate or resume from an earlier checkpoint",
+                RuntimeWarning,
+                stacklevel=2,
             )
 
 

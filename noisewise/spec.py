@@ -3,26 +3,27 @@
     uniform                              a sampler
     minsnr:gamma=5                       a weighting, with the uniform sampler
     speed:k=5+change_aware               both
-    lognormal+minsnr:gamma=5             both, with a setting
+    logit_normal+minsnr:gamma=5          both, with a setting
     mix:of=(speed:k=5),floor=0.1         a sampler made of samplers, in brackets
+    speed_published                      both: a published method that is a density and a weight; +none: without the weight
     adaptive                             a learning sampler; this one trains Min-SNR's objective unless told otherwise
     adaptive+p2                          the same; the weighting is its target too, unless it names another; +none: no weight
 
 Grammar: term ("+" term)*, term = name [":" key=value ("," key=value)*], value = number | true | false | none | word | (spec).
 """
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from noisewise.objective import Objective
 from noisewise.processes import PROCESSES, Process
-from noisewise.samplers import SAMPLERS, Sampler
-from noisewise.samplers.learning import Learner, split_objective
+from noisewise.samplers import ALIASES, SAMPLERS, Sampler
+from noisewise.samplers.learning import Learner
+from noisewise.suggest import unknown
 from noisewise.weighting import WEIGHTINGS, NoWeight, Weighting, WeightProduct
 
 DEEPEST = 20  # brackets in one another
@@ -38,41 +39,19 @@ class Term:
     options: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How noise levels are drawn and how their losses count."""
-
-    spec: str
-    sampler: Sampler
-    weighting: Weighting
-
-    if not TYPE_CHECKING:  # which knows by itself what a recipe has
-
-        def __getattr__(self, name: str) -> Any:
-            parts = {"sampler": Sampler, "weighting": Weighting}
-            owner = next((part for part, kind in parts.items() if hasattr(kind, name) and not name.startswith("__")), None)
-            hint = f": build(...) gives both parts, write recipe.{owner}.{name}" if owner else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
-
-
-def build(spec: str, process: Process | Objective, *, objective: Objective | None = None, **common: Any) -> Recipe:
-    """Make the sampler and the weighting that a spec string names.
-
-    Args:
-        spec: see this module's documentation.
-        process: the objective, that is the noising process and what the model predicts; or the process alone.
-        objective: the objective, beside a process; if absent what models of the process usually predict. Samplers with a
-            target need it.
-        common: settings for the outermost sampler that the spec does not give, such as seed=1.
-    """
-    if not isinstance(spec, str):
-        raise TypeError(f"build takes the spec first, a string such as 'adaptive', and then the process; got {repr(spec)[:80]}")
-    process, objective = split_objective(process, objective, "second")
+def build_parts(
+    spec: str, process: Process, objective: Objective | None, settings: dict[str, Any]
+) -> tuple[Sampler, Weighting]:
+    """The sampler and the weighting that a spec names; `settings` are the sampler's where the spec does not give them."""
     sampler_term, weighting = _terms(spec)
     inherited: dict[str, Any] = {"objective": objective}
-    if any(term.name in WEIGHTINGS for term in parse(spec)):  # "adaptive+none" asks for no weight, "adaptive" for its own
+    named = any(term.name in WEIGHTINGS for term in parse(spec))
+    if named:  # "adaptive+none" asks for no weight, "adaptive" for its own
         inherited["weighting"] = weighting
-    return Recipe(spec, _sampler(sampler_term or Term("uniform", {}), process, common, inherited), weighting)
+    sampler = _sampler(sampler_term or Term("uniform", {}), process, settings, inherited)
+    if sampler.comes_with is not None and not named:
+        weighting = sampler.comes_with()
+    return sampler, weighting
 
 
 def build_weighting(spec: str) -> Weighting:
@@ -144,7 +123,7 @@ def parse(spec: str) -> list[Term]:
             options[key.strip()] = value.strip()
         if not name.strip():
             raise SpecError(f"in {spec!r}: a name is missing; write it as name:key=value+name")
-        terms.append(Term(name.strip(), options))
+        terms.append(Term(ALIASES.get(name.strip(), name.strip()), options))
     return terms
 
 
@@ -297,7 +276,4 @@ def _signature(source: Any) -> inspect.Signature:
 
 
 def _unknown(what: str, name: str, known: Iterable[str], spec: str) -> SpecError:
-    known = sorted(set(known))
-    close = difflib.get_close_matches(name, known, 1)
-    meant = f": did you mean {close[0]!r}?" if close else "."
-    return SpecError(f"in {spec!r}: unknown {what} {name!r}{meant} Known: {', '.join(known)}")
+    return SpecError(f"in {spec!r}: {unknown(what, name, sorted(set(known)))}")

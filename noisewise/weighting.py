@@ -307,18 +307,25 @@ class ChangeAware(OfProcess):
     """SpeeD's weight (Wang et al. 2024): (1 - lam) + (2 lam - 1) g(t) while the process still changes, 1 after that.
 
     g is the increment of 1 - abar, scaled to [0, 1]. 0.5 <= lam <= 1 keeps the weight within [1 - lam, lam].
+
+    Args:
+        lam: how much faster change counts more.
+        tau: the timestep from which on the weight is 1; derived from the process if absent. Give that of `speed:tau=...`.
     """
 
-    def __init__(self, lam: float = 0.6) -> None:
-        super().__init__(lam)
+    def __init__(self, lam: float = 0.6, tau: int | None = None) -> None:
+        super().__init__(lam, tau)
         if not 0.5 <= lam <= 1:
             raise ValueError(f"lam must lie in [0.5, 1], got {lam}: outside, the weight turns negative or upside down")
-        self.lam = lam
+        if tau is not None and not tau > 0:
+            raise ValueError(f"tau must be positive, got {tau}")
+        self.lam, self.tau = lam, tau
 
     def table(self, process: Process) -> Tensor:
         increment = scaled_variance_increment(process)
         weight = (1 - self.lam) + (2 * self.lam - 1) * increment
-        return torch.where(torch.arange(len(weight)) < vanishing_point(process), weight, 1.0)
+        tau = vanishing_point(process) if self.tau is None else self.tau
+        return torch.where(torch.arange(len(weight)) < tau, weight, 1.0)
 
 
 class Learned(KeepsPrecision, Weighting):

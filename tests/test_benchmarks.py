@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, Objective, build
+import noisewise
+from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, Objective
 from noisewise.report.page import write_report
 from noisewise.spec import SpecError
 from noisewise.study.budget import with_budget
@@ -87,7 +88,9 @@ def started(tmp_path):
 
 def test_uniform_with_the_first_seed_is_how_training_goes_on_and_a_branch_leaves_no_trace(benchmark, started):
     strata, trainer = benchmark("strata"), started.trainer
-    args = argparse.Namespace(branch_steps=strata.MEMORY, strata=4, share=0.5, images=8, held_out_images=8)
+    args = argparse.Namespace(
+        branch_steps=strata.MEMORY, strata=4, share=0.5, images=8, held_out_images=8, also="ddpm:steps=3", also_images=8
+    )
     before = strata.digest(trainer)
     rows = {name: strata.branch(started, args, name, 0) for name in ("uniform", "stratum 0", "start, average")}
     assert strata.digest(trainer) == before
@@ -100,6 +103,7 @@ def test_uniform_with_the_first_seed_is_how_training_goes_on_and_a_branch_leaves
     expected = strata.measure(started, 8, 8)
     assert (rows["uniform"]["held_out"], rows["uniform"]["distance"]) == (expected["held_out"], expected["distance"])
     assert rows["stratum 0"]["held_out"] != expected["held_out"]
+    assert rows["uniform"]["also_distance"] not in (rows["uniform"]["distance"], rows["stratum 0"]["also_distance"])
 
 
 def branch_row(branch, seed, distance, **targets):
@@ -139,7 +143,7 @@ def test_a_plan_that_is_cut_short_has_the_noise_and_whole_sets_of_strata_first(b
 def test_every_method_of_the_field_builds(benchmark, schedule):
     methods = benchmark("field").METHODS
     for spec in methods.values():
-        build(spec, PROCESSES[schedule]())
+        noisewise.recipe(spec, PROCESSES[schedule]())
     assert len(set(methods.values())) == len(methods)
 
 
@@ -152,19 +156,19 @@ def test_a_name_of_the_field_never_hides_a_spec_that_means_something_else(benchm
         "adaptive:floor=0.5,every=20": "adaptive:floor=0.5,every=20",
     }
     with pytest.raises(SpecError, match="did you mean"):
-        build(field.chosen("min_snr")["min_snr"], DDPM.linear())
+        noisewise.recipe(field.chosen("min_snr")["min_snr"], DDPM.linear())
 
 
 def test_rows_are_collected_once_and_say_what_was_drawn_and_what_failed(benchmark, tmp_path):
     field = benchmark("field")
     made = planted(
         tmp_path / "out",
-        {("linear", "lognormal", 0): curve(60.0, 40.0)},
+        {("linear", "logit_normal", 0): curve(60.0, 40.0)},
         failures={("linear", "p2", 0): "no file /data/x.npz"},
     )
     configs = [outcome.config for outcome in made.outcomes]
     args = argparse.Namespace(out=tmp_path / "out", json=tmp_path / "rows.jsonl", images=100, workers=3)
-    names = {"lognormal": "log-normal", "p2": "p2"}
+    names = {"logit_normal": "log-normal", "p2": "p2"}
     for _ in range(2):  # the second finds nothing new
         known = [json.loads(line) for line in args.json.read_text().splitlines()] if args.json.exists() else []
         with field.Collector(configs, args, names, known):
@@ -235,7 +239,7 @@ def test_old_rows_are_named_as_their_specs_are_written_now(benchmark):
         ),
         (new, "adaptive:estimator=loss", "adaptive"),
         (new, "adaptive", "adaptive"),
-        (new, "mix:of=(lognormal),correction=clipped(5)", "mix:of=(lognormal),correction=clipped(5)"),
+        (new, "mix:of=(logit_normal),correction=clipped(5)", "mix:of=(logit_normal),correction=clipped(5)"),
         (new, "adaptive:correction=clipped(5)", "adaptive:correction=clipped(5)"),
         (new, "switch:first=uniform,then=adaptive,at=600", "switch:first=uniform,then=adaptive,at=600"),
     ]:
@@ -253,12 +257,12 @@ def test_old_rows_are_named_as_their_specs_are_written_now(benchmark):
 def test_runs_rebuilt_from_rows_are_those_that_the_rows_came_from(benchmark, tmp_path, monkeypatch):
     made = planted(
         tmp_path / "out",
-        {("linear", "uniform", 0): curve(70.0, 50.0), ("linear", "lognormal", 0): curve(60.0, 40.0)},
+        {("linear", "uniform", 0): curve(70.0, 50.0), ("linear", "logit_normal", 0): curve(60.0, 40.0)},
         failures={("linear", "p2", 0): "out of memory"},
         headline=500,
     )
     args = argparse.Namespace(out=tmp_path / "out", json=tmp_path / "rows.jsonl", images=100, workers=3)
-    names = {name: name for name in ("uniform", "lognormal", "p2")}
+    names = {name: name for name in ("uniform", "logit_normal", "p2")}
     with benchmark("field").Collector([outcome.config for outcome in made.outcomes], args, names, []):
         pass
     cut = {**json.loads(args.json.read_text().splitlines()[0]), "session": "a later one", "distance": 1.0}
@@ -327,8 +331,8 @@ def test_seconds_of_runs_that_shared_a_gpu_are_those_of_their_steps_alone(benchm
     expected = {"uniform": 0.01, "minsnr:gamma=5": 0.01, "adaptive": 0.0102, "adaptive:floor=0.5+p2": 0.0102}
     expected |= {"paper_cifar10:normalise=true+minsnr": 0.012}
     assert {spec: cost.step_seconds(spec) for spec in expected} == pytest.approx(expected)
-    with pytest.raises(ValueError, match="no cost of lognormal was measured"):
-        cost.step_seconds("lognormal")
+    with pytest.raises(ValueError, match="no cost of logit_normal was measured"):
+        cost.step_seconds("logit_normal")
     row = rebuild.timed({"step": 5000, "seconds": 300.0, "distance": 50.0}, 0.0102)
     assert row == {"step": 5000, "seconds": pytest.approx(51.0), "distance": 50.0, "steps_per_second": 98.039}
 

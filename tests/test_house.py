@@ -12,9 +12,10 @@ PACKAGE = Path(noisewise.__file__).parent
 FLOORS = [
     {"core"},
     {"samplers"},
-    {"spec"},  # names every sampler and weighting
+    {"spec", "listener"},  # names every sampler and weighting; hears the optimizer for them
+    {"recipes"},  # the front door
     {"looking"},
-    {"noisewise"},  # the front door: what `import noisewise` brings
+    {"noisewise"},  # what `import noisewise` brings
     {"integrations", "data", "models"},
     {"training"},
     {"generation"},
@@ -33,7 +34,7 @@ MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): pat
 def room(module: str) -> str:
     """The room of a module; files at the top are the core, but for a few."""
     first = module.split(".")[1] if "." in module else module
-    if first in ("__init__", "noisewise"):
+    if first in ("__init__", "noisewise", "names"):
         return "noisewise"
     if first == "__main__":
         return "commands"

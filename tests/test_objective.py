@@ -144,6 +144,33 @@ def test_v_target_is_diffusers_velocity(schedule):
     torch.testing.assert_close(target, scheduler.get_velocity(x0, noise, t), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("prediction", [None, "eps", "x0", "v", "flow"])
+def test_the_direction_of_time_turns_the_velocity_alone(prediction):
+    x0, noise, u = torch.randn(8, 3), torch.randn(8, 3), levels(8).float()
+    turned, plain = (Objective(Flow(data_at=at), prediction) for at in (1, 0))
+    sign = -1 if turned.prediction == "flow" else 1
+    assert torch.equal(turned.target(x0, noise, u), sign * plain.target(x0, noise, u))
+    x_u = turned.process.add_noise(x0, noise, u)
+    torch.testing.assert_close(turned.denoised(turned.target(x0, noise, u), x_u, u), x0, rtol=1e-3, atol=1e-3)
+    assert torch.equal(turned.per_prediction(torch.ones(8), u), plain.per_prediction(torch.ones(8), u))
+
+
+def test_the_turned_velocity_is_the_slope_in_time():
+    """x moves by velocity * dt, whichever way time runs."""
+    x0, noise, h = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64), 1e-6
+    for at in (0, 1):
+        process, u = Flow(data_at=at), levels(5)
+        ahead = process.u_of_time(process.time(u) + h)
+        slope = (process.add_noise(x0, noise, ahead) - process.add_noise(x0, noise, u)) / h
+        torch.testing.assert_close(Objective(process).target(x0, noise, u), slope, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("word", "meant"), [("epsilon", "eps"), ("sample", "x0"), ("v_prediction", "v")])
+def test_the_words_of_diffusers_are_understood(word, meant):
+    process = DDPM.linear()
+    assert Objective(process, word) == Objective(process, meant)
+
+
 def test_flow_target_is_the_velocity_of_the_path():
     x0, noise = data((5, 3))
     process, u, h = Flow(), levels(5), 1e-6
@@ -247,7 +274,7 @@ def test_noise_of_another_shape_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prediction": "epsilon"}, "unknown prediction 'epsilon': choose one of eps, x0, v, flow, edm"),
+        ({"prediction": "noise"}, "unknown prediction 'noise': choose one of eps, x0, v, flow, edm"),
         ({"loss": "mae"}, "unknown loss 'mae': choose one of mse, l1, huber"),
         ({"huber_delta": 0.0}, "must be positive"),
         ({"sigma_data": -1.0}, "must be positive"),

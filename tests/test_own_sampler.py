@@ -16,7 +16,8 @@ from scipy import stats
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from noisewise import DDPM, SAMPLERS, Flow, Sampler, build
+import noisewise
+from noisewise import DDPM, SAMPLERS, Flow, Sampler
 from noisewise.levels import visible
 from noisewise.processes import Process
 from noisewise.samplers import base
@@ -60,12 +61,12 @@ def test_class_has_fewer_than_thirty_lines(example: ModuleType) -> None:
 
 def test_peak_is_checked(example: ModuleType) -> None:
     with pytest.raises(ValueError, match="peak must lie inside"):
-        build("triangular:peak=1", DDPM.linear())
+        noisewise.recipe("triangular:peak=1", DDPM.linear())
 
 
 @pytest.mark.parametrize("peak", [0.2, 0.5, 0.9])
 def test_draws_follow_the_density(example: ModuleType, peak: float) -> None:
-    sampler = build(f"triangular:peak={peak}", Flow()).sampler
+    sampler = noisewise.recipe(f"triangular:peak={peak}", Flow()).sampler
     u = sampler.sample(20_000).u.numpy()
     assert stats.kstest(u, stats.triang(c=peak).cdf).pvalue > 1e-3
     grid = torch.linspace(0, 1, 101)
@@ -75,13 +76,35 @@ def test_draws_follow_the_density(example: ModuleType, peak: float) -> None:
 @pytest.mark.parametrize("correction", ["none", "unbiased", "clipped(5)", "tempered(0.5)"])
 @pytest.mark.parametrize("spec", ["triangular:peak=0.3", "mix:of=(triangular:peak=0.3),floor=0.1"])
 def test_weights_have_mean_one(example: ModuleType, spec: str, correction: str) -> None:
-    sampler = build(spec, DDPM.linear(), correction=correction, draws="stratified").sampler
+    sampler = noisewise.recipe(spec, DDPM.linear(), correction=correction, draws="stratified").sampler
     assert float(sampler.sample(2**16).weight.mean()) == pytest.approx(1, abs=0.01)
 
 
 def test_unbiased_weights_undo_the_density(example: ModuleType) -> None:
-    draw = build("triangular:peak=0.3", Flow(), correction="unbiased", draws="stratified").sampler.sample(2**16)
+    draw = noisewise.recipe("triangular:peak=0.3", Flow(), correction="unbiased", draws="stratified").sampler.sample(2**16)
     assert float((draw.weight * draw.u**2).mean()) == pytest.approx(1 / 3, abs=0.01)
+
+
+class Rising(Sampler):
+    """A table instead of the two methods."""
+
+    def __init__(self, process: Process, **common: Any) -> None:
+        super().__init__(process, table=torch.tensor([1.0, 3.0]), **common)
+
+
+def test_a_table_of_masses_is_a_sampler() -> None:
+    sampler = Rising(Flow(), correction="unbiased", draws="stratified")
+    draw = sampler.sample(2**12)
+    assert float((draw.u > 0.5).float().mean()) == pytest.approx(0.75, abs=1e-3)
+    assert torch.equal(draw.density, torch.where(draw.u > 0.5, 1.5, 0.5))
+    assert torch.equal(sampler.density(draw.u), draw.density)
+    torch.testing.assert_close(draw.weight, 1 / draw.density)
+    assert not any("table" in name for name in sampler.state_dict())
+
+
+def test_a_sampler_without_a_density_says_what_is_missing() -> None:
+    with pytest.raises(NotImplementedError, match=r"density\(\) and quantile\(\), or a table"):
+        Sampler(Flow()).sample(4)
 
 
 class OfTheData(Sampler):
@@ -152,15 +175,15 @@ def test_a_draw_that_a_compiler_traces_is_looked_at_later(monkeypatch: pytest.Mo
 
 def test_a_first_draw_without_numbers_is_not_looked_at() -> None:
     """Of shapes alone, as in an estimate of memory; or while something else than a compiler traces."""
-    assert build("adaptive", DDPM.linear()).sampler.sample(torch.empty(4, 2, device="meta")).u.shape == (4,)
-    sampler = build("uniform", DDPM.linear()).sampler
+    assert noisewise.recipe("adaptive", DDPM.linear()).sampler.sample(torch.empty(4, 2, device="meta")).u.shape == (4,)
+    sampler = noisewise.recipe("uniform", DDPM.linear()).sampler
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert sampler.sample(torch.empty(4, 2)).u.shape == (4,)
     assert make_fx(lambda x0: sampler.sample(x0).u)(torch.zeros(4, 2)) is not None
 
 
 def test_the_first_draw_compiles_in_one_piece() -> None:
-    sampler = build("uniform", DDPM.linear()).sampler
+    sampler = noisewise.recipe("uniform", DDPM.linear()).sampler
     drawn = torch.compile(lambda x0: sampler.sample(x0).u, backend="eager", fullgraph=True)(torch.zeros(4, 2))
     assert drawn.shape == (4,)
 

@@ -45,6 +45,7 @@ SHORTER = {
     "analyze interdependence": [*SMALL, *FEW, "--strata=2", "--steps=1"],
     "analyze predictor": [*SMALL, *FEW, "--steps=8", "--queue=3", "--sizes=1,2", "--credit=5"],
     "analyze overhead": ["--seconds=0.01", "--widths=8", "--batches=8", "--steps-of-process=100", "--device=cpu"],
+    "analyze optimal": ["--levels=4", "--images=8", "--device=cpu"],
     "analyze ablate": [*SMALL, "--values=0.2", "--seeds=1", "--images=8"],
 }
 

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from noisewise import DDPM, EDM, VE, VP, Flow, Objective, build
+import noisewise
+from noisewise import DDPM, EDM, VE, VP, Flow, Objective
 from noisewise.integrations.diffusers import read_scheduler
 from noisewise.samplers import Table
 from noisewise.weighting import OfLogSNR
@@ -15,7 +16,7 @@ V = (torch.arange(1, 20_000) / 20_000).double()
 
 
 def of(spec, process, prediction="eps"):
-    return build(spec, process, objective=Objective(process, prediction))
+    return noisewise.recipe(spec, Objective(process, prediction))
 
 
 def weights(weighting, process, prediction):
@@ -24,7 +25,7 @@ def weights(weighting, process, prediction):
 
 def same_density(spec, quantile_there):
     """Whether the noise levels that the other project maps ascending uniform numbers to are those of the sampler."""
-    here = build(spec, Flow()).sampler.quantile(V.float())
+    here = noisewise.recipe(spec, Flow()).sampler.quantile(V.float())
     there = quantile_there(V)
     torch.testing.assert_close(here.sort().values.double(), there.sort().values, rtol=0, atol=2e-3)
 
@@ -38,8 +39,8 @@ def shifted(shift, quantile):
 
 
 def test_sigmoid_and_shift_sampling_of_flow_trainers():
-    same_density("lognormal:std=1.7", sigmoid_normal(1.7))
-    same_density("shift:of=(lognormal:std=1.0),shift=3.1582", shifted(3.1582, sigmoid_normal()))
+    same_density("logit_normal:std=1.7", sigmoid_normal(1.7))
+    same_density("shift:of=(logit_normal:std=1.0),shift=3.1582", shifted(3.1582, sigmoid_normal()))
     same_density("shift:of=uniform,shift=3", shifted(3.0, lambda v: v))
 
 
@@ -49,7 +50,7 @@ def test_beta_schedules_of_flow_trainers():
 
 def test_the_logit_mean_of_diffusers_changes_its_sign():
     """Scripts index a list that begins with the most noise: u there is 1 - u here."""
-    same_density("lognormal:mean=-0.7,std=1.2", lambda v: 1 - sigmoid_normal(1.2, 0.7)(v))
+    same_density("logit_normal:mean=-0.7,std=1.2", lambda v: 1 - sigmoid_normal(1.2, 0.7)(v))
     same_density("mode:scale=1.29", lambda v: v + 1.29 * (torch.cos(math.pi * v / 2) ** 2 - 1 + v))  # and 1 - u of theirs
 
 

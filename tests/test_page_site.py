@@ -104,8 +104,8 @@ def test_the_search_finds_a_sampler(address: str) -> None:
     with chromium() as browser, opened(browser, address) as page:
         for _ in range(60):  # the theme may not listen yet when the first letters come
             page.fill("input.md-search__input", "")
-            page.type("input.md-search__input", "lognormal")
+            page.type("input.md-search__input", "logit_normal")
             with suppress(late):
                 page.wait_for_selector(".md-search-result__item", timeout=5000)
                 break
-        assert "lognormal" in page.inner_text(".md-search-result__list")
+        assert "logit_normal" in page.inner_text(".md-search-result__list")

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from noisewise import DDPM, SAMPLERS, WEIGHTINGS, Flow, build
+import noisewise
+from noisewise import DDPM, SAMPLERS, WEIGHTINGS, Flow
 from noisewise.samplers.adaptive import ESTIMATORS
 
 ROOT = Path(__file__).parent.parent
@@ -100,7 +101,7 @@ def test_specs_build(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     np.save(tmp_path / "density.npy", np.ones(10))
     monkeypatch.chdir(tmp_path)
     for spec in (line for block in fenced(page, "spec") for line in block.split()):
-        assert build(spec, DDPM.linear()).sampler.sample(8).u.shape == (8,)
+        assert noisewise.recipe(spec, DDPM.linear()).sampler.sample(8).u.shape == (8,)
 
 
 @pytest.mark.parametrize(("page", "name"), CARDS.items(), ids=list(CARDS.values()))
@@ -117,7 +118,7 @@ def test_every_spec_on_the_page_on_migration_builds() -> None:
     assert len(specs) > 15
     for spec in specs:
         filled = re.sub(r"(?<=of=)(\(\.\.\.\)|\.\.\.)", "uniform", spec).replace("...", "1")
-        build(re.sub(r"(?<==)(-?)[a-z]\b", r"\g<1>1.5", filled), Flow())
+        noisewise.recipe(re.sub(r"(?<==)(-?)[a-z]\b", r"\g<1>1.5", filled), Flow())
 
 
 # Code: pages with commands are run by test_page_commands.py, in their order; all others here
@@ -125,14 +126,17 @@ def test_every_spec_on_the_page_on_migration_builds() -> None:
 
 LOOP = """
 import torch
-from noisewise import DDPM, AdaptiveSampler, Objective
+import noisewise
+from noisewise import DDPM, Objective
 
 network = torch.nn.Linear(3, 3)
 model = lambda x, time: network(x)
 optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
 loader = micro_batches = torch.randn(5, 8, 3).unbind()
-sampler = AdaptiveSampler(DDPM.linear())
-losses_of = lambda x0, u: Objective(sampler.process).losses(model, x0, u)
+objective = Objective(DDPM.linear())
+recipe = noisewise.recipe("adaptive", objective)
+recipe.attach(optimizer)
+losses_of = lambda x0, u: objective.losses(model, x0, u)
 loss_at = lambda rows, u: losses_of(x0[rows], u)
 """
 TAKEN_FOR_GRANTED = {"docs/distributed.md": LOOP}
@@ -181,8 +185,8 @@ def test_the_loop_of_the_readme_trains_with_any_method() -> None:
         "speed:k=5",
         "change_aware",
         "speed:k=5+change_aware",
-        "lognormal",
-        "lognormal+minsnr:gamma=5",
+        "logit_normal",
+        "logit_normal+minsnr:gamma=5",
     ]
     found = [trained_by_the_readme(spec) for spec in specs]
     assert all(not torch.equal(a, b) for k, a in enumerate(found) for b in found[:k])

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from noisewise.levels import first_ticks, interval
-from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow
+from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow, check_same
+from noisewise.spec import build_process
 
 DISCRETE = ("linear", "cosine", "quadratic")
 CONTINUOUS = tuple(name for name in PROCESSES if name not in DISCRETE)
@@ -277,6 +278,19 @@ def test_vp_is_the_limit_of_ddpm():
     torch.testing.assert_close(fine.log_snr(u), VP().log_snr(u), rtol=0, atol=0.03)
 
 
+def test_the_other_direction_of_time():
+    """torchcfm and SiT: data at t = 1. Noise levels are the same, so log SNR still falls as u grows."""
+    u = torch.tensor([0.0, 0.25, 0.5, 1.0])
+    turned, plain = Flow(time_scale=1000, data_at=1), Flow(time_scale=1000)
+    assert turned.time(u).tolist() == [1000, 750, 500, 0]
+    torch.testing.assert_close(turned.u_of_time(turned.time(u)), u)
+    for mine, theirs in zip((*turned.scales(u), turned.log_snr(u)), (*plain.scales(u), plain.log_snr(u)), strict=True):
+        assert torch.equal(mine, theirs)
+    assert build_process("flow:data_at=1,time_scale=10").time(u).tolist() == [10, 7.5, 5, 0]
+    with pytest.raises(ValueError, match="another process"):
+        check_same(turned, plain, "this")
+
+
 def test_flow_is_a_straight_line():
     x0, noise, u = torch.randn(5, 2), torch.randn(5, 2), torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
     torch.testing.assert_close(Flow().add_noise(x0, noise, u), torch.lerp(x0, noise, u[:, None]))
@@ -431,6 +445,7 @@ def test_wrong_alphas_cumprod(bar):
         lambda: EDM(std=0.0),
         lambda: EDM(std=math.nan),
         lambda: Flow(time_scale=0.0),
+        lambda: Flow(data_at=2),
         lambda: Flow(time_scale=math.nan),
     ],
 )

@@ -10,11 +10,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import noisewise
 from noisewise.objective import Objective
 from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow
 from noisewise.samplers import SAMPLERS, AdaptiveSampler, LogitNormal, Mix, Product, Sampler, SpeeD, Switch, Uniform
 from noisewise.samplers.learning import Learner
-from noisewise.spec import SpecError, Term, build, build_process, build_weighting, parse, split_specs
+from noisewise.spec import SpecError, Term, build_process, build_weighting, parse, split_specs
 from noisewise.weighting import P2, WEIGHTINGS, ChangeAware, Learned, MinSNR, NoWeight, Weighting
 
 DOCUMENTED = [
@@ -22,7 +23,7 @@ DOCUMENTED = [
     "minsnr:gamma=5",
     "speed:k=5",
     "speed:k=5+change_aware",
-    "lognormal+minsnr:gamma=5",
+    "logit_normal+minsnr:gamma=5",
     "mix:of=(speed:k=5),floor=0.1",
     "adaptive+minsnr",
     "adaptive:every=40,floor=0.1",
@@ -30,9 +31,9 @@ DOCUMENTED = [
 NEEDED = {
     "table": "file={file}",
     "mix": "of=speed",
-    "shift": "of=(lognormal:mean=1)",
+    "shift": "of=(logit_normal:mean=1)",
     "product": "of=uniform,weight=minsnr",
-    "curriculum": "start=uniform,end=(lognormal:std=2)",
+    "curriculum": "start=uniform,end=(logit_normal:std=2)",
     "switch": "first=uniform,then=(mix:of=speed),at=10",
 }
 
@@ -48,7 +49,7 @@ def weights_of(weighting, u=None):
 
 @pytest.mark.parametrize("spec", DOCUMENTED)
 def test_documented_examples(spec):
-    recipe = build(spec, process())
+    recipe = noisewise.recipe(spec, process())
     assert recipe.spec == spec
     u = recipe.sampler.sample(8).u
     assert bool(torch.isfinite(recipe.weighting.weights(Objective(process()), u)).all())
@@ -58,22 +59,32 @@ def test_documented_examples(spec):
 def test_every_sampler_has_a_spec(name, tmp_path):
     np.save(tmp_path / "table.npy", np.arange(1.0, 5.0))
     options = NEEDED.get(name, "").format(file=tmp_path / "table.npy")
-    recipe = build(f"{name}:{options}" if options else name, process(), seed=3)
+    recipe = noisewise.recipe(f"{name}:{options}" if options else name, process(), seed=3)
     assert recipe.sampler.seed == 3
     assert recipe.sampler.sample(4).u.shape == (4,)
-    assert isinstance(recipe.weighting, NoWeight)
+    assert type(recipe.weighting) is (recipe.sampler.comes_with or NoWeight)
+
+
+def test_a_published_method_brings_its_weight_unless_another_is_named():
+    torch.testing.assert_close(weights_of(noisewise.recipe("speed_published", process()).weighting), weights_of(P2()))
+    torch.testing.assert_close(weights_of(noisewise.recipe("speed_published:seed=3", process()).weighting), weights_of(P2()))
+    assert isinstance(noisewise.recipe("speed_published+none", process()).weighting, NoWeight)
+    assert isinstance(noisewise.recipe("speed_published+minsnr", process()).weighting, MinSNR)
+    assert isinstance(noisewise.recipe("mix:of=speed_published", process()).weighting, NoWeight)
 
 
 @pytest.mark.parametrize("name", WEIGHTINGS)
 def test_every_weighting_has_a_spec(name):
-    recipe = build(name, process())
+    recipe = noisewise.recipe(name, process())
     assert isinstance(recipe.sampler, Uniform)
     torch.testing.assert_close(weights_of(recipe.weighting), weights_of(WEIGHTINGS[name]()))
     assert type(build_weighting(name)) is type(WEIGHTINGS[name]())
 
 
 def test_settings_arrive():
-    recipe = build("speed:k=3,tau=40,mirror=true,correction=clipped(5),draws=stratified,seed=7+change_aware:lam=0.7", process())
+    recipe = noisewise.recipe(
+        "speed:k=3,tau=40,mirror=true,correction=clipped(5),draws=stratified,seed=7+change_aware:lam=0.7", process()
+    )
     sampler = recipe.sampler
     assert isinstance(sampler, SpeeD)
     assert (sampler.k, sampler.tau, sampler.mirror, sampler.draws, sampler.seed) == (3, 40, True, "stratified", 7)
@@ -83,10 +94,10 @@ def test_settings_arrive():
 
 
 def test_values_have_types():
-    assert build("vlb:clip=none,variance=small,normalise=false", process()).weighting.clip is None
-    assert build("vlb:clip=2e1,variance=small", process()).weighting.clip == 20.0
-    assert build("vlb:normalise=False", process()).weighting.normalise is False
-    assert build("lognormal:mean=-0.5", process()).sampler.mean == -0.5
+    assert noisewise.recipe("vlb:clip=none,variance=small,normalise=false", process()).weighting.clip is None
+    assert noisewise.recipe("vlb:clip=2e1,variance=small", process()).weighting.clip == 20.0
+    assert noisewise.recipe("vlb:normalise=False", process()).weighting.normalise is False
+    assert noisewise.recipe("logit_normal:mean=-0.5", process()).sampler.mean == -0.5
 
 
 @pytest.mark.parametrize(
@@ -102,7 +113,7 @@ def test_values_have_types():
     ],
 )
 def test_numbers_with_an_exponent(text, value):
-    recipe = build(f"switch:first=(speed:k={text}+none),then=uniform,at=3+minsnr:gamma={text}+p2", process())
+    recipe = noisewise.recipe(f"switch:first=(speed:k={text}+none),then=uniform,at=3+minsnr:gamma={text}+p2", process())
     assert recipe.sampler.first.k == value
     expected = weights_of(MinSNR(value)) * weights_of(WEIGHTINGS["p2"]())
     torch.testing.assert_close(weights_of(recipe.weighting), expected)
@@ -110,7 +121,7 @@ def test_numbers_with_an_exponent(text, value):
 
 @pytest.mark.parametrize(("text", "value"), [("-1e+0", -1), ("-2.5E+1", -25), ("-1e-1", -0.1)])
 def test_negative_numbers_with_an_exponent(text, value):
-    assert build(f"lognormal:mean={text}+minsnr", process()).sampler.mean == value
+    assert noisewise.recipe(f"logit_normal:mean={text}+minsnr", process()).sampler.mean == value
 
 
 def test_the_types_of_settings_are_read_from_their_annotations(monkeypatch):
@@ -137,14 +148,14 @@ def test_the_types_of_settings_are_read_from_their_annotations(monkeypatch):
             self.shape, self.flag, self.limit, self.anything, self.which = shape, flag, limit, anything, which
 
     monkeypatch.setitem(SAMPLERS, "own", Own)
-    sampler = build(
+    sampler = noisewise.recipe(
         "own:word=5,path=b.npy,inner=(speed:k=3),by=(minsnr:gamma=2+p2),number=4,plain=7,shape=round,flag=true", process()
     ).sampler
     assert (sampler.word, sampler.path, sampler.number, sampler.plain) == ("5", "b.npy", 4, 7)
     assert (sampler.shape, sampler.flag) == ("round", True)
-    other = build("own:plain=0.5,limit=2,anything=3.5,which=2", process()).sampler
+    other = noisewise.recipe("own:plain=0.5,limit=2,anything=3.5,which=2", process()).sampler
     assert (other.plain, other.limit, other.anything, other.which) == (0.5, 2, 3.5, 2)
-    assert build("own:limit=none,which=none", process()).sampler.which is None
+    assert noisewise.recipe("own:limit=none,which=none", process()).sampler.which is None
     assert isinstance(sampler.inner, SpeeD)
     torch.testing.assert_close(weights_of(sampler.by), weights_of(MinSNR(2.0)) * weights_of(WEIGHTINGS["p2"]()))
     for wrong, message in [
@@ -158,7 +169,7 @@ def test_the_types_of_settings_are_read_from_their_annotations(monkeypatch):
         ("by=speed", "names the sampler"),
     ]:
         with pytest.raises(SpecError, match=message):
-            build(f"own:{wrong}", process())
+            noisewise.recipe(f"own:{wrong}", process())
 
 
 def test_a_setting_that_must_be_given_and_has_no_annotation_is_a_number(monkeypatch):
@@ -168,7 +179,7 @@ def test_a_setting_that_must_be_given_and_has_no_annotation_is_a_number(monkeypa
             self.need = need
 
     monkeypatch.setitem(SAMPLERS, "own", Own)
-    assert build("own:need=0.3", process()).sampler.need == 0.3
+    assert noisewise.recipe("own:need=0.3", process()).sampler.need == 0.3
 
 
 def test_annotations_that_cannot_be_found_are_said_to_be_so(monkeypatch):
@@ -178,30 +189,41 @@ def test_annotations_that_cannot_be_found_are_said_to_be_so(monkeypatch):
 
     monkeypatch.setitem(SAMPLERS, "own", Own)
     with pytest.raises(SpecError, match=r"settings of Own cannot be read.*'SomethingElse' is not defined.*TYPE_CHECKING"):
-        build("own", process())
+        noisewise.recipe("own", process())
 
 
 def test_settings_of_the_spec_go_before_common_ones():
-    assert build("uniform:seed=5", process(), seed=1).sampler.seed == 5
-    assert build("uniform", process(), seed=1, draws="antithetic").sampler.draws == "antithetic"
+    assert noisewise.recipe("uniform:seed=5", process(), seed=1).sampler.seed == 5
+    assert noisewise.recipe("uniform", process(), seed=1, draws="antithetic").sampler.draws == "antithetic"
+
+
+def test_an_older_name_still_means_the_same():
+    old, new = (
+        noisewise.recipe(f"mix:of=({name}:std=2),floor=0.1+minsnr", process()) for name in ("lognormal", "logit_normal")
+    )
+    assert torch.equal(old.sample(64).u, new.sample(64).u)
+    assert parse("lognormal")[0].name == "logit_normal"
 
 
 def test_order_and_spaces_do_not_matter():
-    one, other = build("lognormal:std=2+minsnr", process()), build(" minsnr + lognormal : std = 2 ", process())
+    one, other = (
+        noisewise.recipe("logit_normal:std=2+minsnr", process()),
+        noisewise.recipe(" minsnr + logit_normal : std = 2 ", process()),
+    )
     assert isinstance(other.sampler, LogitNormal)
     assert one.sampler.std == other.sampler.std == 2
     assert isinstance(other.weighting, MinSNR)
 
 
 def test_weightings_multiply():
-    product = build("minsnr:gamma=2+p2+debiased", process()).weighting
+    product = noisewise.recipe("minsnr:gamma=2+p2+debiased", process()).weighting
     expected = weights_of(MinSNR(2.0)) * weights_of(WEIGHTINGS["p2"]()) * weights_of(WEIGHTINGS["debiased"]())
     torch.testing.assert_close(weights_of(product), expected)
 
 
 @pytest.mark.parametrize("spec", ["minsnr+p2+learned", "minsnr+learned+p2", "learned+minsnr+p2"])
 def test_a_learned_weight_acts_last_wherever_it_is_named(spec):
-    weighting = build(spec, process()).weighting
+    weighting = noisewise.recipe(spec, process()).weighting
     learned = next(module for module in weighting.modules() if isinstance(module, Learned))
     torch.nn.init.normal_(learned.coefficients, std=0.1, generator=torch.Generator().manual_seed(0))
     objective, u = Objective(process()), torch.linspace(0.05, 0.95, 19)
@@ -211,7 +233,7 @@ def test_a_learned_weight_acts_last_wherever_it_is_named(spec):
 
 
 def test_nesting():
-    recipe = build("switch:first=(mix:of=(speed:k=3),floor=0.25),then=(lognormal:mean=1),at=5+minsnr", process())
+    recipe = noisewise.recipe("switch:first=(mix:of=(speed:k=3),floor=0.25),then=(logit_normal:mean=1),at=5+minsnr", process())
     sampler = recipe.sampler
     assert isinstance(sampler, Switch)
     assert isinstance(sampler.first, Mix)
@@ -220,7 +242,7 @@ def test_nesting():
 
 
 def test_product_takes_a_weighting():
-    sampler = build("product:of=uniform,weight=(minsnr:gamma=2+p2)", process()).sampler
+    sampler = noisewise.recipe("product:of=uniform,weight=(minsnr:gamma=2+p2)", process()).sampler
     assert isinstance(sampler, Product)
     u = (torch.arange(100) + 0.5) / 100
     expected = weights_of(MinSNR(2.0), u) * weights_of(WEIGHTINGS["p2"](), u)
@@ -229,7 +251,7 @@ def test_product_takes_a_weighting():
 
 def test_product_knows_the_prediction():
     u = (torch.arange(100) + 0.5) / 100
-    sampler = build("product:of=uniform,weight=minsnr", process(), objective=Objective(process(), "v")).sampler
+    sampler = noisewise.recipe("product:of=uniform,weight=minsnr", Objective(process(), "v")).sampler
     expected = MinSNR().weights(Objective(process(), "v"), u)
     torch.testing.assert_close(sampler.density(u), expected / expected.mean(), rtol=1e-4, atol=1e-6)
 
@@ -237,27 +259,27 @@ def test_product_knows_the_prediction():
 @pytest.mark.parametrize(
     ("spec", "correction"),
     [
-        ("product:of=(lognormal:correction=clipped(5)),weight=minsnr", "clipped(5)"),
-        ("product:of=(lognormal:correction=unbiased),weight=minsnr,correction=none", "none"),
+        ("product:of=(logit_normal:correction=clipped(5)),weight=minsnr", "clipped(5)"),
+        ("product:of=(logit_normal:correction=unbiased),weight=minsnr,correction=none", "none"),
         ("product:of=uniform,weight=minsnr", "none"),
     ],
 )
 def test_product_corrects_as_its_sampler_does(spec, correction):
-    assert str(build(spec, process()).sampler.correction) == correction
+    assert str(noisewise.recipe(spec, process()).sampler.correction) == correction
 
 
 @pytest.mark.parametrize("name", ["adaptive", "loss_adaptive", "loss_moment", "gradient_variance"])
 @pytest.mark.parametrize("combinator", ["shift:of={}", "mix:of=(shift:of={})", "product:of={},weight=minsnr"])
 def test_some_samplers_take_fixed_densities_only(combinator, name):
     with pytest.raises(ValueError, match=r"takes a fixed density, but .* changes during training"):
-        build(combinator.format(f"({name})"), process())
+        noisewise.recipe(combinator.format(f"({name})"), process())
 
 
 def test_a_curriculum_of_two_learning_parts_is_refused():
     with pytest.raises(ValueError, match="only one of a curriculum's two parts may change"):
-        build("curriculum:start=adaptive,end=loss_moment,correction=unbiased", process())
-    build("curriculum:start=adaptive,end=lognormal,correction=unbiased", process())
-    build("curriculum:start=lognormal,end=adaptive,correction=unbiased", process())
+        noisewise.recipe("curriculum:start=adaptive,end=loss_moment,correction=unbiased", process())
+    noisewise.recipe("curriculum:start=adaptive,end=logit_normal,correction=unbiased", process())
+    noisewise.recipe("curriculum:start=logit_normal,end=adaptive,correction=unbiased", process())
 
 
 def train(sampler, steps, loss_of=lambda u: 1 + 5 * u):
@@ -269,7 +291,7 @@ def train(sampler, steps, loss_of=lambda u: 1 + 5 * u):
 
 def test_the_warm_up_of_a_part_begins_with_its_turn():
     learning = "loss_adaptive:warmup=20,every=1,strata=4"
-    sampler = build(f"switch:first=uniform,then=({learning}),at=30", process()).sampler
+    sampler = noisewise.recipe(f"switch:first=uniform,then=({learning}),at=30", process()).sampler
     u = torch.linspace(0.05, 0.95, 19)
     train(sampler, 30)
     assert (sampler.step, sampler.first.step, sampler.then.step) == (30, 30, 0)
@@ -283,7 +305,7 @@ def test_the_warm_up_of_a_part_begins_with_its_turn():
 @pytest.mark.parametrize(("steps", "strata"), [(100, 7), (10, 3), (10, 4), (1000, 17), (100, 1000), (3, 20), (1, 5)])
 def test_strata_never_cut_a_timestep(steps, strata):
     schedule = DDPM.linear(steps)
-    sampler = build(f"adaptive:strata={strata},over=u,warmup=0,every=1,floor=0", schedule).sampler
+    sampler = noisewise.recipe(f"adaptive:strata={strata},over=u,warmup=0,every=1,floor=0", schedule).sampler
     assert sampler.table.bins == min(strata, steps)
     sampler.propose(torch.arange(1.0, sampler.table.bins + 1))
     inside = torch.linspace(0.01, 0.99, 21)
@@ -306,15 +328,15 @@ def test_the_learning_samplers_are_known():
 @pytest.mark.parametrize("name", LEARNING)
 def test_the_weighting_is_the_target(name):
     objective = Objective(process(), "v")
-    recipe = build(f"{name}+minsnr:gamma=3", process(), objective=objective)
+    recipe = noisewise.recipe(f"{name}+minsnr:gamma=3", objective)
     assert recipe.sampler.target is recipe.weighting
     assert recipe.sampler.objective is objective
-    assert build(name, process()).sampler.objective.prediction == "eps"
+    assert noisewise.recipe(name, process()).sampler.objective.prediction == "eps"
 
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_the_target_is_not_part_of_the_state(name):
-    with_target, without = build(f"{name}+learned", process()).sampler, build(name, process()).sampler
+    with_target, without = noisewise.recipe(f"{name}+learned", process()).sampler, noisewise.recipe(name, process()).sampler
     assert isinstance(with_target.target, Learned)
     assert list(with_target.state_dict()) == list(without.state_dict())
     assert not list(with_target.parameters())
@@ -327,7 +349,8 @@ def test_the_target_is_not_part_of_the_state(name):
     "spec", ["loss_moment:bins=4,history=2", "adaptive:warmup=0,every=1,strata=4", "loss_adaptive:warmup=0,every=1,strata=4"]
 )
 def test_a_target_is_as_if_the_losses_had_been_weighted(spec, objective):
-    told, weighted = build(f"{spec}+minsnr", process(), objective=objective).sampler, build(f"{spec}+none", process()).sampler
+    told = noisewise.recipe(f"{spec}+minsnr", objective or process()).sampler
+    weighted = noisewise.recipe(f"{spec}+none", process()).sampler
     train(told, 20)
     train(weighted, 20, lambda u: MinSNR().weights(objective or Objective(process()), u) * (1 + 5 * u))
     u = torch.linspace(0.05, 0.95, 19)
@@ -337,7 +360,10 @@ def test_a_target_is_as_if_the_losses_had_been_weighted(spec, objective):
 
 def test_the_target_weights_the_gradients_that_are_compared():
     def learn(spec, weight):
-        sampler, parameter = build(f"gradient_variance:strata=4,every=1,rows=8{spec}", process()).sampler, torch.ones(1)
+        sampler, parameter = (
+            noisewise.recipe(f"gradient_variance:strata=4,every=1,rows=8{spec}", process()).sampler,
+            torch.ones(1),
+        )
         model = torch.nn.Module()
         model.parameter = torch.nn.Parameter(parameter)
         sampler.attach(model)
@@ -353,7 +379,7 @@ def test_the_target_weights_the_gradients_that_are_compared():
 
 
 def test_a_target_of_its_own_goes_first():
-    recipe = build("adaptive:target=(vlb:clip=4)+minsnr", process())
+    recipe = noisewise.recipe("adaptive:target=(vlb:clip=4)+minsnr", process())
     assert (recipe.sampler.target.clip, type(recipe.weighting)) == (4, MinSNR)
     u = torch.linspace(0.05, 0.95, 19)
     torch.testing.assert_close(recipe.sampler.on_target(u, u), recipe.sampler.target(Objective(process()), u) * u)
@@ -364,13 +390,13 @@ def test_a_target_of_its_own_goes_first():
     "spec", ["loss_adaptive", "loss_moment", "adaptive:correction=unbiased", "adaptive:estimator=lookahead"]
 )
 def test_no_weighting_no_target(spec):
-    assert build(spec, process()).sampler.target is None
+    assert noisewise.recipe(spec, process()).sampler.target is None
 
 
 def test_a_weighting_of_none_is_not_the_same_as_no_weighting_for_a_sampler_with_a_target_of_its_own():
-    assert isinstance(build("adaptive", process()).sampler.target, MinSNR)
-    assert isinstance(build("adaptive+none", process()).sampler.target, NoWeight)
-    assert isinstance(build("adaptive+p2", process()).sampler.target, P2)
+    assert isinstance(noisewise.recipe("adaptive", process()).sampler.target, MinSNR)
+    assert isinstance(noisewise.recipe("adaptive+none", process()).sampler.target, NoWeight)
+    assert isinstance(noisewise.recipe("adaptive+p2", process()).sampler.target, P2)
 
 
 @pytest.mark.parametrize(
@@ -378,7 +404,7 @@ def test_a_weighting_of_none_is_not_the_same_as_no_weighting_for_a_sampler_with_
     ["mix:of=adaptive,floor=0.1+minsnr", "switch:first=uniform,then=adaptive,at=5+minsnr", "mix:of=(mix:of=adaptive)+minsnr"],
 )
 def test_a_learning_sampler_inside_another_gets_target_and_prediction(spec):
-    recipe = build(spec, process(), objective=Objective(process(), "v"))
+    recipe = noisewise.recipe(spec, Objective(process(), "v"))
     inner = next(module for module in recipe.sampler.modules() if isinstance(module, AdaptiveSampler))
     assert inner.objective.prediction == "v"
     assert isinstance(inner.target, MinSNR)
@@ -391,7 +417,7 @@ def test_a_learning_sampler_inside_another_gets_target_and_prediction(spec):
     ("spec", "message"),
     [
         ("unifrom", r"unknown sampler or weighting 'unifrom': did you mean 'uniform'\?"),
-        ("lognormal+minsrn", r"did you mean 'minsnr'\?"),
+        ("logit_normal+minsrn", r"did you mean 'minsnr'\?"),
         ("zzzzzz", r"unknown sampler or weighting 'zzzzzz'\. Known: adaptive"),
         ("speed:kk=5", r"unknown setting of speed 'kk': did you mean 'k'\?"),
         ("minsnr:gama=5", r"unknown setting of minsnr 'gama': did you mean 'gamma'\?"),
@@ -404,7 +430,7 @@ def test_a_learning_sampler_inside_another_gets_target_and_prediction(spec):
         ("speed:k=5,k=6", "k is given twice"),
         ("mix:of=(speed,floor=0.1", "brackets do not match"),
         ("mix:of=speed),floor=0.1", "brackets do not match"),
-        ("speed+lognormal", "names two samplers, speed and lognormal; use mix, switch or product"),
+        ("speed+logit_normal", "names two samplers, speed and logit_normal; use mix, switch or product"),
         ("mix:floor=0.1", "mix needs of, as in mix:of="),
         ("switch:first=uniform", "switch needs then, at"),
         ("product:of=uniform", "product needs weight"),
@@ -423,7 +449,7 @@ def test_a_learning_sampler_inside_another_gets_target_and_prediction(spec):
 )
 def test_errors_show_what_was_meant(spec, message):
     with pytest.raises(SpecError, match=message):
-        build(spec, process())
+        noisewise.recipe(spec, process())
 
 
 @pytest.mark.parametrize(
@@ -440,14 +466,14 @@ def test_errors_show_what_was_meant(spec, message):
 )
 def test_wrong_values_are_explained_by_their_owner(spec, message):
     with pytest.raises(ValueError, match=message):
-        build(spec, process())
+        noisewise.recipe(spec, process())
 
 
 def test_a_lone_weighting_or_sampler():
     with pytest.raises(SpecError, match="names the sampler speed"):
         build_weighting("speed")
     with pytest.raises(SpecError, match="should be a sampler alone"):
-        build("mix:of=minsnr", process())
+        noisewise.recipe("mix:of=minsnr", process())
 
 
 # Parsing
@@ -599,9 +625,9 @@ def test_a_list_is_split_into_the_specs_it_was_made_of(several):
 
 
 def test_a_recipe_taken_for_its_sampler_says_what_to_write():
-    recipe = build("lognormal+minsnr:gamma=5", DDPM.linear())
-    with pytest.raises(AttributeError, match=r"build\(\.\.\.\) gives both parts, write recipe\.sampler\.sample$"):
-        recipe.sample(4)
+    recipe = noisewise.recipe("logit_normal+minsnr:gamma=5", DDPM.linear())
+    with pytest.raises(AttributeError, match=r"write recipe\.sampler\.density$"):
+        recipe.density(torch.ones(1))
     with pytest.raises(AttributeError, match=r"write recipe\.weighting\.weighted$"):
         recipe.weighted(torch.ones(1), None, torch.ones(1))
     with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
@@ -609,10 +635,10 @@ def test_a_recipe_taken_for_its_sampler_says_what_to_write():
     assert copy.deepcopy(recipe).spec == pickle.loads(pickle.dumps(recipe)).spec == recipe.spec
 
 
-def test_arguments_of_build_in_the_wrong_order_are_named():
-    with pytest.raises(TypeError, match=r"build takes the spec first.*then the process; got DDPM"):
-        build(DDPM.linear(), "adaptive")
+def test_arguments_in_the_wrong_order_are_named():
+    with pytest.raises(TypeError, match=r"recipe takes the spec first.*then the objective; got DDPM"):
+        noisewise.recipe(DDPM.linear(), "adaptive")
     with pytest.raises(TypeError, match=r"the second argument must be a Process.*got 'adaptive'$"):
-        build("uniform", "adaptive")
+        noisewise.recipe("uniform", "adaptive")
     with pytest.raises(TypeError, match=r"build_process\('linear'\) makes one$"):
-        build("uniform", "linear")
+        noisewise.recipe("uniform", "linear")

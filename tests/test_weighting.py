@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import noisewise
 from noisewise.objective import LOSS_KINDS, PREDICTIONS, Objective
 from noisewise.processes import DDPM, EDM, PROCESSES, VP, Flow
 from noisewise.samplers import EDMLogNormal, Laplace
-from noisewise.spec import build
 from noisewise.weighting import (
     P2,
     VLB,
@@ -120,7 +120,11 @@ def test_edm_weight(sigma_data):
     weighting = EDMWeight(sigma_data)
     torch.testing.assert_close(weighting.weights(Objective(process, "x0"), u), expected)
     objective = Objective(process, "edm", sigma_data=sigma_data)
-    for one in (weighting, EDMWeight(), build("edm_weight", objective).weighting):  # which take it from the objective
+    for one in (
+        weighting,
+        EDMWeight(),
+        noisewise.recipe("edm_weight", objective).weighting,
+    ):  # which take it from the objective
         torch.testing.assert_close(one.weights(objective, u), torch.ones_like(u), rtol=1e-12, atol=0)
 
 
@@ -270,10 +274,10 @@ def test_vlb_settings():
 # SpeeD's weight
 
 
-def change_aware(bar, lam):
+def change_aware(bar, lam, tau=None):
     increment = np.gradient(1 - bar)
     increment = (increment - increment.min()) / (increment.max() - increment.min())
-    tau = np.argmax(np.gradient(np.sqrt(1 - bar)) < 1e-4)
+    tau = np.argmax(np.gradient(np.sqrt(1 - bar)) < 1e-4) if tau is None else tau
     return np.where(np.arange(len(bar)) < tau, (1 - lam) + (2 * lam - 1) * increment, 1.0), tau
 
 
@@ -286,6 +290,14 @@ def test_change_aware_is_the_papers(make, lam):
     np.testing.assert_allclose(weights, expected, rtol=1e-6, atol=1e-8)
     assert ((weights[:tau] >= 1 - lam - 1e-9) & (weights[:tau] <= lam + 1e-9)).all()
     assert (weights[tau:] == 1).all()
+
+
+def test_change_aware_is_cut_where_the_sampler_is():
+    expected, _ = change_aware(DDPM.linear().alphas_cumprod.numpy(), 0.6, tau=700)
+    weights = ChangeAware(tau=700)(Objective(DDPM.linear()), (T.double() + 0.5) / 1000).numpy()
+    np.testing.assert_allclose(weights, expected, rtol=1e-6, atol=1e-8)
+    with pytest.raises(ValueError, match="tau must be positive, got 0"):
+        ChangeAware(tau=0)
 
 
 @pytest.mark.parametrize("steps", [1000, 4000, 10_000])

@@ -45,7 +45,7 @@ def confirmation() -> str:
 
 def quality() -> str:
     """The same at the end of the budget, a line for each process: all seeds in a cell."""
-    specs = ("uniform", "lognormal", "minsnr:gamma=5", "adaptive")
+    specs = ("uniform", "logit_normal", "minsnr:gamma=5", "adaptive")
     heads = ["process", *(f"`{spec}`" for spec in specs), "`adaptive` over `uniform`", "its steps to `uniform`'s last FID"]
     lines = []
     for process, name in PROCESSES.items():
@@ -62,13 +62,18 @@ def quality() -> str:
 
 def margins() -> str:
     """What the ends of the confirmation say besides: the default over the heuristics, and the loss that it pays with."""
-    heads = ["process", "`adaptive` over `minsnr`", "`lognormal` over `uniform`", "`adaptive` over `uniform`: loss at u < 0.1"]
+    heads = [
+        "process",
+        "`adaptive` over `minsnr`",
+        "`logit_normal` over `uniform`",
+        "`adaptive` over `uniform`: loss at u < 0.1",
+    ]
     lines = []
     for process, name in PROCESSES.items():
         ends = [row for row in rows(CONFIRMED) if (row["process"], row.get("share")) == (process, 1)]
         last = {(spec_now(row), row["seed"]): row for row in ends}
         seeds = sorted({seed for _, seed in last})
-        pairs = [("adaptive", "minsnr:gamma=5"), ("lognormal", "uniform")]
+        pairs = [("adaptive", "minsnr:gamma=5"), ("logit_normal", "uniform")]
         cells = [in_order(ratios(last, *pair, lambda row: row["distance"]), seeds) for pair in pairs]
         cells.append(in_order(ratios(last, "adaptive", "uniform", lambda row: statistics.fmean(row["held_out"][:5])), seeds))
         lines.append([name, *cells])
@@ -124,7 +129,7 @@ SPECS = {  # column to the specs that stand for it
     "the same, `draws=independent`": (INDEPENDENT, f"{INDEPENDENT}+minsnr:gamma=5"),
     "that, `+none`": (f"{INDEPENDENT}+none",),
     "`minsnr`": ("minsnr:gamma=5",),
-    "`lognormal`": ("lognormal",),
+    "`logit_normal`": ("logit_normal",),
 }
 
 

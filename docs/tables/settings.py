@@ -75,8 +75,7 @@ def preset_values(maker: Callable[..., Any]) -> dict[str, Any]:
     estimator = sampler.estimator
     values = {name: getattr(estimator, name) for name in ("every", "hidden", "depth", "lr", "entropy", "normalise", "chosen")}
     values |= {"queue": len(estimator.queue), "strata": len(estimator.edges) - 1}
-    values |= {"floor": sampler.floor, "correction": str(sampler.correction)}
-    values["estimator"] = next(name for name, kind in ESTIMATORS.items() if type(estimator) is kind)
+    values |= {"floor": sampler.floor, "correction": str(sampler.correction), "collapse": sampler.collapse}
     values["target"] = next(name for name, kind in WEIGHTINGS.items() if type(sampler.target) is kind)
     return values
 

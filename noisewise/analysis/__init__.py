@@ -7,6 +7,10 @@ ANALYSES = {
     "ablate": "one setting of the adaptive sampler at a time: |S|, f_S, |Q|, floor, target (Fig. 7)",
     "predictor": "how well the approximate gain predicts the true one, by |S| and by selection",
     "overhead": "cost of a sampler's step: predicted by the cost model, and measured",
+    "optimal": "the loss of a perfect model at each noise level, and what a run has left to learn",
     "increments": "SpeeD's three areas of a noise schedule",
 }
 """Each is a module of this package with `add_options(parser)` and `analyse(options, rest) -> Analysis`."""
+
+FORMATS = ("png", "svg", "pdf")
+"""Of the pictures."""

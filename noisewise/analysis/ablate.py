@@ -16,6 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from noisewise.analysis.output import Analysis
+from noisewise.looking.palette import COLOURS, GREY
 from noisewise.samplers import SAMPLERS
 from noisewise.spec import Term, parse, split_specs
 from noisewise.study.budget import with_budget
@@ -161,18 +162,18 @@ def _panel(axis: Any, name: str, rows: list[dict[str, Any]], baseline: str) -> N
     values = list(dict.fromkeys(row["value"] for row in rows))
     base = {row["seed"]: row["baseline"] for row in rows if row["baseline"] is not None}
     if base:
-        axis.axhspan(min(base.values()), max(base.values()), color="#555555", alpha=0.2, linewidth=0)
-        axis.axhline(statistics.mean(base.values()), color="#555555", label=f"{baseline}: mean, and a band for its range")
+        axis.axhspan(min(base.values()), max(base.values()), color=GREY, alpha=0.2, linewidth=0)
+        axis.axhline(statistics.mean(base.values()), color=GREY, label=f"{baseline}: mean, and a band for its range")
     results = [[row["result"] for row in rows if row["value"] == value] for value in values]
     means = [statistics.mean(found) for found in results]
     reach = [[mean - min(found) for mean, found in zip(means, results, strict=True)]]
     reach += [[max(found) - mean for mean, found in zip(means, results, strict=True)]]
     places = range(len(values))
     axis.errorbar(
-        places, means, reach, color="#0072B2", marker="o", linestyle="-", linewidth=1, capsize=4, label="mean and range"
+        places, means, reach, color=COLOURS[0], marker="o", linestyle="-", linewidth=1, capsize=4, label="mean and range"
     )
     dots = [(place, result) for place, found in zip(places, results, strict=True) for result in found]
-    axis.scatter(*zip(*dots, strict=True), s=12, color="#D55E00", zorder=3, label="each seed")
+    axis.scatter(*zip(*dots, strict=True), s=12, color=COLOURS[1], zorder=3, label="each seed")
     axis.set_xticks(places, values)
     axis.margins(x=0.15)
     axis.set(xlabel=SETTINGS[name].label if name in SETTINGS else name, ylabel=f"{rows[0]['metric']} (lower is better)")

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from noisewise.samplers import AdaptiveSampler, GradientVariance, Sampler
 from noisewise.samplers.adaptive.lookahead import LookaheadEstimator
 from noisewise.samplers.adaptive.loss import LossEstimator
+from noisewise.samplers.adaptive.paper import PaperEstimator
 from noisewise.samplers.adaptive.reinforce import ReinforceEstimator
 
 BACKWARD = 3.0
@@ -74,6 +75,9 @@ def cost(sampler: Sampler, batch: int) -> Cost:
     if not isinstance(sampler, AdaptiveSampler):
         return Cost()
     estimator, strata = sampler.estimator, sampler.table.bins
+    if isinstance(estimator, PaperEstimator):  # the two parts one after the other
+        most = estimator.probe_batch or 8 * batch
+        return Cost(forward=2 * (filled(strata, most) + filled(estimator.chosen * batch, most)), every=estimator.every)
     if isinstance(estimator, ReinforceEstimator):
         probes = strata + estimator.chosen * batch
         return Cost(forward=2 * filled(probes, estimator.probe_batch or 8 * batch), every=estimator.every)

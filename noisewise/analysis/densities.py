@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from noisewise import recipes
 from noisewise.looking.recipe_curves import preview
 from noisewise.processes import Process
-from noisewise.spec import build, build_process
+from noisewise.spec import build_process
 from noisewise.study.outcome import Outcome
 
 MOMENTS = 200  # of a run's training, at most, in pictures and data
@@ -88,7 +89,7 @@ def median(density: np.ndarray) -> float:
 
 def of_spec(spec: str, process: Process) -> History:
     """A sampler and its weighting before training."""
-    recipe = build(spec, process)
+    recipe = recipes.recipe(spec, process)
     curves = preview(recipe.sampler, recipe.weighting, process)
     return History(spec, process, [0], normalised(curves.p[None]), normalised(curves.pw[None]))
 

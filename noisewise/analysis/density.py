@@ -11,21 +11,22 @@ process draws where nothing is left of the data (log SNR of minus infinity), whi
 """
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
+from noisewise import recipes
 from noisewise.analysis.densities import History, median, no_signal, of_runs, of_spec, one_seed_each, over_log_snr, smooth
-from noisewise.analysis.draw import COLOURS
 from noisewise.analysis.output import Analysis
-from noisewise.report.figures import folded
-from noisewise.report.heat import colour_table, scale_texts
-from noisewise.spec import build, build_process, split_specs
+from noisewise.looking.palette import COLOURS, GREY
+from noisewise.report.figures import DENSITY, add_scale, folded
+from noisewise.report.heat import doublings
+from noisewise.spec import build_process, split_specs
 from noisewise.study.outcome import read_comparison, read_outcome
 
 REACH = 3  # doublings and halvings of uniform that the colours tell apart
@@ -91,21 +92,19 @@ def draw_runs(histories: Sequence[History]) -> Figure:
         maps.append(("objective", "how much it counts: p·w"))
     figure = Figure(figsize=(3.4 * len(histories) + 0.8, 2.3 * (len(maps) + 2)), layout="constrained")
     axes = figure.subplots(len(maps) + 2, len(histories), squeeze=False, sharey="row")
-    colours = ListedColormap(colour_table() / 255)  # as in reports
     for column, (history, colour) in enumerate(zip(histories, _colours(histories), strict=True)):
         axes[0, column].set_title(folded(history.label, 30), color=colour, fontsize=10, fontweight="bold")
         for axis, (name, words) in zip(axes[:, column], maps, strict=False):
             edges = np.linspace(0, 1, history.draws.shape[1] + 1)
-            doublings = np.log2(np.clip(getattr(history, name).T, 2.0**-REACH, 2.0**REACH))
-            image = axis.pcolormesh([0, *history.steps], edges, doublings, cmap=colours, vmin=-REACH, vmax=REACH)
+            values = doublings(getattr(history, name).T, REACH)
+            image = axis.pcolormesh([0, *history.steps], edges, values, cmap=DENSITY, vmin=-REACH, vmax=REACH)
             axis.set(xlabel="training step")
             if column == 0:
                 axis.set(ylabel=f"{words}\nu (0: least noise)")
         _curves(axes[-2, column], axes[-1, column], history, colour)
     axes[-2, 0].set(ylabel="relative to uniform", ylim=(0, None))
     axes[-1, 0].set(ylabel="per unit of log SNR", ylim=(0, None))
-    bar = figure.colorbar(image, ax=axes[: len(maps), -1], label="relative to uniform")
-    bar.set_ticks(range(-REACH, REACH + 1), labels=scale_texts(REACH))
+    add_scale(figure, image, REACH, ax=axes[: len(maps), -1], label="relative to uniform")
     return figure
 
 
@@ -140,9 +139,8 @@ def _log_snr_axis(axis: Any) -> None:
 
 def _colours(histories: Sequence[History]) -> list[str]:
     """Grey for plain uniform, and a colour for each of the others."""
-    *colours, grey = COLOURS
-    others = iter(colours * len(histories))
-    return [grey if history.label.partition(",")[0] == "uniform" else next(others) for history in histories]
+    others = itertools.cycle(COLOURS)
+    return [GREY if history.label.partition(",")[0] == "uniform" else next(others) for history in histories]
 
 
 # The command ----------------------------------------------------------------------------------------------------------
@@ -177,9 +175,9 @@ def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
         says.append(f"one of {len(comparison.outcomes)} runs is shown for each sampler and process, {len(chosen)} in all")
     else:
         process = build_process(options.process)
-        specs = split_specs("uniform,minsnr,speed,lognormal" if options.samplers is None else options.samplers)
+        specs = split_specs("uniform,minsnr,speed,logit_normal" if options.samplers is None else options.samplers)
         histories = [of_spec(spec, process) for spec in specs]
-        learning = [spec for spec in specs if not build(spec, process).sampler.constant]
+        learning = [spec for spec in specs if not recipes.recipe(spec, process).sampler.constant]
         if learning:
             says.append(f"{', '.join(learning)}: shown before training, which changes it; --run shows what became of it")
     figure = draw_runs(histories) if any(given[:2]) else draw_static(histories)

@@ -1,4 +1,4 @@
-"""What the pictures of analyses share: colours, and an axis of noise levels that says which end is which."""
+"""What the pictures of analyses share: an axis of noise levels that says which end is which, and lines over it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from noisewise.looking.palette import moment_colours
 from noisewise.processes import Process
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 NOISE = "noise level u  (0: least noise, 1: most)"
 MOST_NAMED = 8  # lines that a legend can tell apart
 
@@ -18,11 +18,6 @@ MOST_NAMED = 8  # lines that a legend can tell apart
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure whose parts make room for one another."""
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
-
-
-def moment_colours(count: int) -> list[Any]:
-    """One colour for each moment of training, early ones dark and late ones bright."""
-    return list(matplotlib.colormaps["viridis"](np.linspace(0.0, 0.88, count)))
 
 
 def noise_axis(axis: Any, process: Process | None = None) -> None:

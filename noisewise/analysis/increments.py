@@ -32,11 +32,12 @@ import torch
 from matplotlib.figure import Figure
 
 from noisewise.analysis.output import Analysis
+from noisewise.looking.palette import COLOURS, GREY, PALE
 from noisewise.process_increments import gradient, noise_share, vanishing_point
 from noisewise.processes import Process
 from noisewise.spec import build_process, split_specs
 
-AREAS = {"acceleration": "#E69F00", "deceleration": "#56B4E9", "convergence": "#BBBBBB"}
+AREAS = {"acceleration": COLOURS[4], "deceleration": COLOURS[5], "convergence": PALE}
 """Each area with its colour."""
 
 
@@ -159,9 +160,9 @@ def draw(found: dict[str, Increments]) -> Figure:
 
 def _panel(axis: Any, schedule: str, one: Increments) -> None:
     n, shown = len(one.share), 1000 * one.slope
-    axis.plot(one.u, shown, color="#0072B2", label="slope of the noise share 1 − ᾱ")
-    axis.plot(one.u, 1000 * one.root_slope, color="#D55E00", linestyle="--", label="slope of √(1 − ᾱ)")
-    axis.plot(one.u, one.share, color="#555555", linestyle=":", label="1 − ᾱ itself")
+    axis.plot(one.u, shown, color=COLOURS[0], label="slope of the noise share 1 − ᾱ")
+    axis.plot(one.u, 1000 * one.root_slope, color=COLOURS[1], linestyle="--", label="slope of √(1 − ᾱ)")
+    axis.plot(one.u, one.share, color=GREY, linestyle=":", label="1 − ᾱ itself")
     top = 1.45 * max(float(shown.max()), 1.0)
     for name, (start, end) in one.bounds().items():
         axis.axvspan(start / n, end / n, color=AREAS[name], alpha=0.3, linewidth=0)

@@ -10,8 +10,6 @@ from matplotlib.figure import Figure
 
 from noisewise.training.writing import writing
 
-FORMATS = ("png", "svg", "pdf")
-
 
 @dataclass(frozen=True)
 class Analysis:

@@ -13,10 +13,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from noisewise.analysis.draw import COLOURS
 from noisewise.analysis.moments_of_training import opened
 from noisewise.analysis.output import Analysis
 from noisewise.analysis.step_cost import WIDTHS, configured, measure
+from noisewise.looking.palette import COLOURS, GREY
 from noisewise.spec import split_specs
 from noisewise.training.options import config_parser, parse_config, with_files
 
@@ -40,13 +40,13 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
             axis.errorbar(places, *_measured(along), **look, label=sampler)
         axes[1, 1].errorbar([row["predicted"] for row in own], *_measured(own), **look, alpha=0.8)
     for axis, (name, words) in zip(axes.flat, AXES.items(), strict=False):
-        axis.axhline(1, color="#555555", linewidth=0.8)
+        axis.axhline(1, color=GREY, linewidth=0.8)
         ticks = sorted({row[name] for row in rows})
         axis.set(xscale="log", xlabel=words, ylabel="time of a step over uniform's")
         axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axis.minorticks_off()
     ends = (0.97, 1.03 * max(row["predicted"] for row in rows))
-    axes[1, 1].plot(ends, ends, color="#555555", linewidth=1, label="identity")
+    axes[1, 1].plot(ends, ends, color=GREY, linewidth=1, label="identity")
     axes[1, 1].legend(frameon=False)
     axes[1, 1].set(xlabel="predicted by the cost model", ylabel="measured", xlim=ends)
     axes[0, 0].plot([], [], color="black", linestyle="--", linewidth=1, label="predicted")

@@ -23,13 +23,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from noisewise.analysis.credit import Credit, credit_of, leave_one_out
-from noisewise.analysis.draw import COLOURS, new_figure, plain_axis
+from noisewise.analysis.draw import new_figure, plain_axis
 from noisewise.analysis.gain_quality import Quality, qualities
 from noisewise.analysis.gradients import chosen_weighting
 from noisewise.analysis.moments_of_training import add_subject, moments
 from noisewise.analysis.output import Analysis
 from noisewise.analysis.trial import FixedNoise, fixed_noise, rewound
 from noisewise.analysis.watch import Watch
+from noisewise.looking.palette import COLOURS
 from noisewise.samplers.adaptive.selection import by_f_statistic
 from noisewise.training.trainer import Trainer
 
@@ -73,7 +74,7 @@ def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
         fixed: FixedNoise | None = None
         for trainer in moments(options, rest, watch.tell):
             fixed = fixed or fixed_noise(trainer, options.levels, options.images, watch.tell)
-            count = min(options.credit, trainer.micro_batch)
+            count = min(options.credit, trainer.config.micro_batch)
             with watch.moment(trainer, options.steps + count):
                 weight = weighting.to(trainer.device).weights(trainer.objective, fixed.u.to(trainer.device)).double().cpu()
                 changes = step_changes(trainer, fixed, options.steps, watch.advance) * weight[:, None]

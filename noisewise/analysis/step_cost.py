@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from noisewise.analysis.cost_model import hold, interval, overhead
+from noisewise.recipes import Recipe, recipe
 from noisewise.samplers import Uniform
 from noisewise.samplers.adaptive.reinforce import ReinforceEstimator
-from noisewise.spec import Recipe, build, build_process, parse
+from noisewise.spec import build_process, parse
 from noisewise.training.config import Config
 from noisewise.training.trainer import Trainer
 
@@ -94,14 +95,15 @@ def configured(config: Config, width: int, batch: int, steps: int) -> Config:
 
 def recipes(trainer: Trainer, spec: str) -> tuple[Recipe, Recipe]:
     """The sampler, and uniform with the same weighting, both for this trainer."""
-    process = trainer.objective.process
-    other = build(spec, process, objective=trainer.objective, seed=trainer.config.seed)
+    other = recipe(spec, trainer.objective, seed=trainer.config.seed)
     other.sampler.to(trainer.device).attach(trainer.network, trainer.optimizer)
     other.weighting.to(trainer.device)
     for part in other.sampler.modules():
         if isinstance(part, ReinforceEstimator):
             part.pairing_checked = True  # a look that is taken once in a run, and no part of its cost
-    return Recipe("uniform", Uniform(process, seed=trainer.config.seed).to(trainer.device), other.weighting), other
+            part.filled.fill_(2)  # from two rows on an update has its whole cost
+    uniform = Uniform(trainer.objective.process, seed=trainer.config.seed).to(trainer.device)
+    return Recipe(uniform, other.weighting, trainer.objective, "uniform"), other
 
 
 def step(trainer: Trainer, recipe: Recipe, update: bool = False) -> float:

@@ -14,7 +14,7 @@ from noisewise.metrics.heldout import decoded
 from noisewise.noise import normals
 from noisewise.processes import Process
 from noisewise.samplers import Sampler
-from noisewise.samplers.histogram import Histogram, TableSampler
+from noisewise.samplers.histogram import Histogram
 from noisewise.streams import stream_key
 from noisewise.training.components import open_source
 from noisewise.training.trainer import Trainer
@@ -67,7 +67,7 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
         model.train(mode)
 
 
-class RangeSampler(TableSampler):
+class RangeSampler(Sampler):
     """A share of the draws from the interval [low, high] of u, the rest from all of [0, 1].
 
     It stands in for a run's sampler, `instead_of`: where that carries a target of its own, these draws count by it too.
@@ -82,18 +82,18 @@ class RangeSampler(TableSampler):
         seed: int = 0,
         instead_of: Sampler | None = None,
     ) -> None:
-        super().__init__(process, seed=seed)
-        self._target: Callable[[Tensor], Tensor] | None = None
-        if instead_of is not None and instead_of.correction.kind == "target":
-            self._target = instead_of.target_weight
         check_range(low, high)
         if not 0 < share <= 1:
             raise ValueError(f"the share of the batch in the range must lie in (0, 1], got {share}")
         edges = torch.tensor(sorted({0.0, low, high, 1.0}), dtype=torch.float64)
         inside = (edges[:-1] >= low) & (edges[1:] <= high)
-        self.table = Histogram((1 - share) * edges.diff() + share * inside * edges.diff() / (high - low), edges)
+        table = Histogram((1 - share) * edges.diff() + share * inside * edges.diff() / (high - low), edges)
+        super().__init__(process, table=table, seed=seed)
+        self._target: Callable[[Tensor], Tensor] | None = None
+        if instead_of is not None and instead_of.correction.kind == "target":
+            self._target = instead_of.target_weight
 
-    def _weight(self, u: Tensor, density: Tensor, x0: Tensor | None = None) -> Tensor:
+    def _weight(self, u: Tensor, density: Tensor, cells: tuple[Tensor, Tensor] | None = None) -> Tensor:
         return torch.ones_like(u) if self._target is None else self._target(u)
 
 

@@ -1,15 +1,13 @@
-"""What the user sees of an analysis at work: a live line in a terminal, a plain line a moment elsewhere; all on stderr."""
+"""What the user sees of an analysis at work: which moment of training it looks at, and how far it is there."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from noisewise.training.progress import clock
+from noisewise.training.display import Display, clock, line
 from noisewise.training.trainer import Trainer
 
 
@@ -17,46 +15,45 @@ class Watch:
     """Told of the moments of training that are looked at, and of the work there."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+        self.display = Display(console)
         self.trainer: Trainer | None = None
-        self.done, self.total = 0, 0  # of the work at this moment; both 0 while the model trains
+        self.what, self.done, self.total = "", 0, 0  # of the work at this moment; both 0 while the model trains
         self.began = time.monotonic()
 
     @contextmanager
     def shown(self) -> Iterator["Watch"]:
         """Show it around a block."""
-        if not self.console.is_terminal:
-            yield self
-            return
-        with Live(console=self.console, refresh_per_second=4, get_renderable=self._drawn, transient=True):
+        with self.display.shown(self._drawn, transient=True):
             yield self
 
     def tell(self, message: str) -> None:
         """Something that the user should read."""
-        self.console.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        self.display.say(message, "yellow")
 
     @contextmanager
     def moment(self, trainer: Trainer, total: int) -> Iterator[None]:
         """Around the work at one moment, of so many pieces."""
-        self.trainer, self.done, self.total = trainer, 0, total
+        self.trainer = trainer
+        with self.work(f"looking at step {trainer.step}", total, f"step {trainer.step}: looked at"):
+            yield
+
+    @contextmanager
+    def work(self, what: str, total: int, after: str | None = None) -> Iterator[None]:
+        """Around work of so many pieces; a log file gets a line `after` it."""
+        self.what, self.done, self.total = what, 0, total
         yield
         self.done = self.total = 0
-        if not self.console.is_terminal:
-            spent = clock(time.monotonic() - self.began)
-            self.console.print(f"step {trainer.step}: looked at, {spent} since the start", markup=False, highlight=False)
+        if not self.display.terminal:
+            self.display.say(f"{after or what}, {clock(time.monotonic() - self.began)} since the start")
 
     def advance(self, pieces: int = 1) -> None:
         """So many pieces more are done."""
         self.done += pieces
 
     def _drawn(self) -> Table:
-        table = Table.grid(padding=(0, 2))
         spent = f"{clock(time.monotonic() - self.began)} spent"
+        if self.total:
+            return line(self.what, self.done / self.total, spent)
         if self.trainer is None:
-            table.add_row("opening data and model", spent)
-        elif self.total:
-            bar = ProgressBar(total=self.total, completed=self.done, width=30)
-            table.add_row(f"looking at step {self.trainer.step}", bar, spent)
-        else:
-            table.add_row("training to the next moment", f"step {self.trainer.step}", spent)
-        return table
+            return line("opening data and model", spent)
+        return line("training to the next moment", f"step {self.trainer.step}", spent)

@@ -1,4 +1,4 @@
-"""noisewise analyze: look inside training.
+"""Look inside training: each analysis writes pictures and their data.
 
 noisewise analyze increments --schedules linear,cosine
 noisewise analyze gradients --preset digits --budget 1000it
@@ -7,37 +7,31 @@ noisewise analyze gradients --preset digits --budget 1000it
 import argparse
 import importlib
 from pathlib import Path
-from typing import Any
 
-from noisewise.analysis import ANALYSES
-from noisewise.analysis.output import FORMATS, write_analysis
+from noisewise.analysis import ANALYSES, FORMATS
+from noisewise.commands.parser import Parser
 
 
-def main(arguments: list[str]) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="noisewise analyze",
-        description="Look inside training: each analysis writes pictures and their data.",
-        allow_abbrev=False,
-    )
-    kinds = parser.add_subparsers(dest="analysis", required=True)
-    # the modules are imported for their options only when one of them is asked for
-    asked = [name for name in ANALYSES if name in arguments[:1]]
-    for name, what in ANALYSES.items():
-        kind = kinds.add_parser(name, help=what, description=what, allow_abbrev=False)
-        kind.add_argument("--out", type=Path, default=Path("out") / "analysis", help="a folder for pictures and data")
-        kind.add_argument("--formats", default="png,svg", help=f"of the pictures: {', '.join(FORMATS)}")
-        if name in asked:
-            _module(name).add_options(kind)
-    options, rest = parser.parse_known_args(arguments)
-    formats = options.formats.split(",")
+def add_options(parser: Parser) -> None:
+    """Those of all analyses; each has more of its own."""
+    parser.description = __doc__
+    parser.set_defaults(settings=[])
+    common = Parser(add_help=False)
+    common.add_argument("--out", type=Path, default=Path("out") / "analysis", help="a folder for pictures and data")
+    common.add_argument("--formats", default="png,svg", help=f"of the pictures: {', '.join(FORMATS)}")
+    parser.add_subcommands("analyses", "analysis", ANALYSES, "noisewise.analysis", common)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the analysis and write what it found."""
+    from noisewise.analysis.output import write_analysis
+
+    if args.analysis is None:
+        args.parser.error(f"choose an analysis: {', '.join(ANALYSES)}")
+    formats = args.formats.split(",")
     if unknown := [kind for kind in formats if kind not in FORMATS]:
         raise ValueError(f"--formats {unknown[0]!r}: choose from {', '.join(FORMATS)}")
-    analysis = _module(options.analysis).analyse(options, rest)
-    paths = write_analysis(analysis, options.out, formats)
+    analysis = importlib.import_module(f"noisewise.analysis.{args.analysis}").analyse(args, args.settings)
+    paths = write_analysis(analysis, args.out, formats)
     print("\n".join([*analysis.says, *map(str, paths)]))
     return 0
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(f"noisewise.analysis.{name}")

@@ -1,6 +1,10 @@
 """The command line: noisewise train | generate | evaluate | compare | analyze | report | preview | encode.
 
-Each command's own module is imported when it is called, so that `noisewise --help` is quick and needs no extra.
+Each command is a module of this package with `add_options(parser)` and `run(args) -> int`. It is imported when it is asked
+for, so that `noisewise --help` is quick and needs no extra.
+
+A command that takes the settings of `noisewise train` besides its own options says so with `parser.set_defaults(settings=[])`:
+words that are no options of its own are in `args.settings`.
 """
 
 import importlib
@@ -10,51 +14,52 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from noisewise.commands.parser import Parser
 from noisewise.printable import printable
 
 COMMANDS = {
-    "train": "train a model; --preset NAME, --config FILE, --resume, --dry-run, --print-config",
+    "train": "train a model",
     "generate": "make images with a trained model",
-    "evaluate": "measure a run, a folder of images or a file: FID, held-out loss, likelihood",
-    "compare": "train with several samplers under the same conditions and compare them",
-    "analyze": "look inside training: gradients, interdependence, densities, overhead",
-    "report": "a run or a comparison as one HTML file, or live in the browser",
-    "preview": "show which noise levels a recipe draws and how much they count, before any training",
+    "evaluate": "measure a run or images: FID, held-out loss, likelihood",
+    "compare": "train with several samplers under the same conditions",
+    "analyze": "look inside training: gradients, densities, overhead",
+    "report": "a run or a comparison as one HTML file, or live",
+    "preview": "which noise levels a recipe draws, before any training",
     "encode": "turn images into latents with an autoencoder",
 }
-"""What each command does. Each is a module of this package, whose main takes the other arguments."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: noisewise COMMAND [options]\n")
-        print("\n".join(f"  {name:10s} {what}" for name, what in COMMANDS.items()))
-        print("\nnoisewise COMMAND --help shows the options of a command")
+    words = list(sys.argv[1:] if words is None else words)
+    parser = Parser(prog="noisewise", epilog="The options of a command: noisewise COMMAND --help")
+    parser.add_subcommands("commands", "command", COMMANDS, __package__)
+    if words in ([], ["-h"], ["--help"]):
+        parser.print_help()
         return 0
-    if arguments[0] == "--version":
+    if words == ["--version"]:
         from noisewise import __version__
 
         print(__version__)
         return 0
-    if arguments[0] not in COMMANDS:
-        print(f"noisewise: there is no command {arguments[0]!r}; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
-        return 2
-    if strange := [word for word in arguments if not _is_text(word)]:
-        print(f"noisewise: {printable(strange[0])} is no UTF-8: give it another name", file=sys.stderr)
-        return 2
     warnings.showwarning = _show_warning
-    return _reporting_errors(lambda: _module(arguments[0]).main(arguments[1:]))
+    return _reporting_errors(lambda: run_command(parser, words))
 
 
-def _is_text(word: str) -> bool:
-    """Whether a word of the command line can be written down; names of files may be any bytes."""
-    return not any("\ud800" <= one <= "\udfff" for one in word)
-
-
-def _module(command: str) -> Any:
-    return importlib.import_module(f"noisewise.commands.{command}")
+def run_command(parser: Parser, words: list[str]) -> int:
+    """Read the words, and do what they ask for."""
+    if strange := [word for word in words if any("\ud800" <= one <= "\udfff" for one in word)]:  # names may be any bytes
+        raise ValueError(f"{strange[0]} is no UTF-8: give it another name")
+    args, rest = parser.parse_known_args(words)
+    if args.command is None:
+        parser.refuse(rest)
+    if hasattr(args, "settings"):
+        args.settings = rest
+    elif rest:
+        args.parser.refuse(rest)
+    args.words = tuple(words)
+    status: int = importlib.import_module(f"{__package__}.{args.command}").run(args)
+    return status
 
 
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:

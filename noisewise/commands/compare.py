@@ -1,14 +1,15 @@
-"""noisewise compare: the same model, data, noise and time for several samplers.
+"""Train with several samplers under the same conditions (model, data, noise and time), compare, and write a report.
+
+All settings of noisewise train can follow. Each run is an ordinary run folder and a process of its own; the clock counts
+training steps alone, the sampler's own cost included. The same command goes on where it was stopped or killed.
 
     noisewise compare --preset digits --samplers "uniform,minsnr,adaptive" --schedules linear,cosine --seeds 2 --budget 30s
-
-Each run is an ordinary run folder and a process of its own; the clock counts training steps alone, the sampler's own cost
-included. The command may be stopped or killed at any time: the same command goes on where it was.
 """
 
 import argparse
 from pathlib import Path
 
+from noisewise.commands.parser import Parser
 from noisewise.printable import printable
 from noisewise.spec import split_specs
 from noisewise.study.budget import with_budget
@@ -20,54 +21,10 @@ from noisewise.training.run import check_name
 from noisewise.training.signals import StopRequest
 
 
-def main(arguments: list[str]) -> int:
-    """The command line."""
-    first = own_options()
-    known, rest = first.parse_known_args(arguments)
-    words = [word.partition("=")[0] for word in rest]
-    if "--sampler" in words or "--seed" in words:
-        raise ValueError("compare takes --samplers and --seeds, not --sampler and --seed")
-    for word in ("--steps", "--seconds"):
-        if word in words:
-            raise ValueError(f"compare takes --budget, as in 1000it or 30s, not {word}")
-    if known.schedules is not None and "--process" in words:
-        raise ValueError("give --process or --schedules, not both")
-    own = [option for action in first._actions for option in action.option_strings]
-    config = parse_config(config_parser(prog="noisewise compare"), with_files(rest, known.preset), own)
-    config = with_budget(config, known.budget)
-    check_name(config.name)
-    folder = known.out or Path("out") / config.name
-    samplers, schedules = (
-        split_specs(known.samplers),
-        split_specs(config.process if known.schedules is None else known.schedules),
-    )
-    configs = combinations(config, samplers, schedules, known.seeds, folder)
-    plan = Plan(
-        name=config.name,
-        baseline=samplers[0],
-        budget=known.budget,
-        evaluate_at=shares(known.evaluate_at),
-        images=known.images,
-        command=("compare", *arguments),
-        headline=known.headline,
-    )
-    launcher = chosen_launcher(known, folder, len(samplers))
-    with StopRequest() as stop:
-        comparison = conduct(plan, configs, launcher, stop=stop)
-    if stop.requested and any(outcome.status == "unfinished" for outcome in comparison.outcomes):
-        print(f"{stop.name}: {launcher.farewell()}")
-        return 0
-    return conclude(comparison)
-
-
-def own_options() -> argparse.ArgumentParser:
-    """The options besides those of the configuration."""
-    parser = argparse.ArgumentParser(
-        prog="noisewise compare",
-        allow_abbrev=False,
-        description="Train with several samplers under the same conditions, compare, and write a report. "
-        "All settings of noisewise train can follow.",
-    )
+def add_options(parser: Parser) -> None:
+    """The options besides the settings."""
+    parser.description = __doc__
+    parser.set_defaults(settings=[])
     parser.add_argument("--preset", action="append", default=[], help="begin with the settings of a preset")
     parser.add_argument(
         "--samplers", default="uniform,minsnr,adaptive", help="specs, separated by commas; the first is the baseline"
@@ -86,7 +43,41 @@ def own_options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, default=None, help="a folder for runs, results and report")
     add_launcher_options(parser)
-    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan the runs, bring them to their end, and write what came of them."""
+    words = [word.partition("=")[0] for word in args.settings]
+    if "--sampler" in words or "--seed" in words:
+        raise ValueError("compare takes --samplers and --seeds, not --sampler and --seed")
+    for word in ("--steps", "--seconds"):
+        if word in words:
+            raise ValueError(f"compare takes --budget, as in 1000it or 30s, not {word}")
+    if args.schedules is not None and "--process" in words:
+        raise ValueError("give --process or --schedules, not both")
+    config = parse_config(config_parser(), with_files(args.settings, args.preset), args.parser.flags())
+    config = with_budget(config, args.budget)
+    check_name(config.name)
+    folder = args.out or Path("out") / config.name
+    samplers = split_specs(args.samplers)
+    schedules = split_specs(config.process if args.schedules is None else args.schedules)
+    configs = combinations(config, samplers, schedules, args.seeds, folder)
+    plan = Plan(
+        name=config.name,
+        baseline=samplers[0],
+        budget=args.budget,
+        evaluate_at=shares(args.evaluate_at),
+        images=args.images,
+        command=args.words,
+        headline=args.headline,
+    )
+    launcher = chosen_launcher(args, folder, len(samplers))
+    with StopRequest() as stop:
+        comparison = conduct(plan, configs, launcher, stop=stop)
+    if stop.requested and any(outcome.status == "unfinished" for outcome in comparison.outcomes):
+        print(f"{stop.name}: {launcher.farewell()}")
+        return 0
+    return conclude(comparison)
 
 
 def shares(text: str) -> tuple[float, ...]:

@@ -1,39 +1,44 @@
-"""noisewise encode: the command line around data/encode.py."""
+"""Turn images into latents that noisewise train reads as --data.source latents --data.path OUT.
+
+A killed command goes on where it stopped.
+
+    noisewise encode --data images --options "{size: 256}" --autoencoder my-pipeline --subfolder vae --out latents
+"""
 
 import argparse
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from noisewise.commands.parser import Parser
 from noisewise.data import SOURCES, open_data
-from noisewise.data.encoding import encode
+from noisewise.training.display import Count
 from noisewise.training.options import read_mapping
 
 
-def main(arguments: list[str]) -> int:
-    """Open the images, encode them, and say where the latents are."""
-    parser = argparse.ArgumentParser(
-        prog="noisewise encode",
-        allow_abbrev=False,
-        description="Turn images into latents that noisewise train reads as --data.source latents --data.path OUT. "
-        "A killed run goes on where it stopped.",
-    )
+def add_options(parser: Parser) -> None:
+    """The options."""
+    parser.description = __doc__
     parser.add_argument("--data", required=True, help="where the images lie")
     parser.add_argument("--source", default="folder", choices=sorted(SOURCES), help="what they are (default: folder)")
-    parser.add_argument("--split", default="train")
+    parser.add_argument("--split", default="train", help="of the source (default: train)")
     parser.add_argument("--options", type=read_mapping, default={}, help="settings of the source as YAML, such as {size: 256}")
     parser.add_argument("--autoencoder", required=True, help="folder or hub id of a diffusers AutoencoderKL or VQModel")
     parser.add_argument("--subfolder", help="of the autoencoder, such as vae")
     parser.add_argument("--out", required=True, type=Path, help="a new folder")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch", type=int, default=32, help="images at a time")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: a GPU if there is one"
+    )
     parser.add_argument("--store", default="float16", choices=["float16", "float32"], help="precision on disk")
-    args = parser.parse_args(arguments)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Open the images, encode them, and say where the latents are."""
+    from noisewise.data.encoding import encode  # which needs diffusers: seconds
+
     source = open_data(args.source, args.data, split=args.split, options=args.options)
-    columns = (TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns) as bar:
-        task = bar.add_task("encoding", total=len(source))
+    with Count("encoding", len(source)).shown() as done:
         encode(
             source,
             args.autoencoder,
@@ -42,7 +47,7 @@ def main(arguments: list[str]) -> int:
             device=args.device,
             store=args.store,
             subfolder=args.subfolder,
-            progress=lambda done: bar.update(task, completed=done),
+            progress=done.reach,
         )
     print(f"latents: {args.out}")
     return 0

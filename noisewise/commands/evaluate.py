@@ -1,4 +1,10 @@
-"""noisewise evaluate: how good the images of a run, a folder or a file are, and how good its model predicts."""
+"""Distances of generated images to real ones (FID and others), held-out loss by noise level, bits per dimension.
+
+The results of a run are appended to its metrics.jsonl.
+
+    noisewise evaluate runs/first
+    noisewise evaluate images --data cifar10:data/cifar10 --metrics fid,kid
+"""
 
 import argparse
 import json
@@ -13,19 +19,29 @@ from torch import Tensor
 
 from noisewise import distributed
 from noisewise.commands.devices import place, prepare_processes
-from noisewise.commands.generate import describe_set, make_set, model_options
-from noisewise.commands.progress_bar import bar
+from noisewise.commands.generate import add_model_options, describe_set, make_set
+from noisewise.commands.parser import Parser
 from noisewise.data import SOURCES, Source, leaving_out_corrupt, open_data
 from noisewise.generation.sets import ImageSet
 from noisewise.generation.trained import Trained, load_trained
 from noisewise.metrics import distances
 from noisewise.metrics.heldout import check_classes, held_out_losses
 from noisewise.metrics.likelihood import VARIANCES, variational_bound
+from noisewise.metrics.optimal_loss import (
+    DRAWS,
+    FILE,
+    REFERENCES,
+    OptimalLoss,
+    kept_optimal_loss,
+    remembered,
+    save_optimal_loss,
+)
 from noisewise.metrics.preprocess import PREPROCESSING
 from noisewise.precision import full_float32
 from noisewise.training.checkpoint import NAME
 from noisewise.training.components import open_source
 from noisewise.training.config import Config
+from noisewise.training.display import Count
 from noisewise.training.options import read_mapping
 from noisewise.training.plain_files import inside
 from noisewise.training.run_folder import RunFolder, environment
@@ -33,45 +49,44 @@ from noisewise.training.writing import writing
 from noisewise.weighting import VLB
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="noisewise evaluate",
-        allow_abbrev=False,
-        description="Distances of generated images to real ones (FID and others), held-out loss by noise level, bits per "
-        "dimension. The results of a run are appended to its metrics.jsonl.",
-    )
-    made.add_argument("target", type=Path, help="a run, one of its checkpoints, a folder of images, or an .npy/.npz file")
-    made.add_argument(
+def add_options(parser: Parser) -> None:
+    """The options."""
+    parser.description = __doc__
+    parser.add_argument("target", type=Path, help="a run, one of its checkpoints, a folder of images, or an .npy/.npz file")
+    parser.add_argument(
         "--data", help="real images, as SOURCE:PATH (cifar10:data/cifar10, folder:images, digits); a run's own by default"
     )
-    made.add_argument(
+    parser.add_argument(
         "--data-options", type=read_mapping, default={}, help="settings of that source as YAML, such as {size: 64}"
     )
-    made.add_argument("--split", default="train", help="of the real images that distances are measured to")
-    made.add_argument("--count", type=int, help="images that a run generates; default: 5000; 50000 for a headline figure")
-    made.add_argument(
+    parser.add_argument("--split", default="train", help="of the real images that distances are measured to")
+    parser.add_argument("--count", type=int, help="images that a run generates; default: 5000; 50000 for a headline figure")
+    parser.add_argument(
         "--metrics", default="fid", help=f"comma-separated, of {', '.join(distances.METRICS)}; none for no images"
     )
-    made.add_argument("--preprocessing", default="pytorch-fid", choices=[name for name in PREPROCESSING if name != "digits"])
-    made.add_argument("--weights", type=Path, help="Inception weights, if not those of the extra [fid]")
-    made.add_argument("--heldout", type=int, default=1000, help="held-out images for the loss by noise level; 0 for none")
-    made.add_argument("--levels", type=int, default=50, help="noise levels of the held-out loss")
-    made.add_argument("--vlb", type=int, default=0, help="images for the bound in bits per dimension; 0 for none")
-    made.add_argument("--variance", default="fixed_small", choices=VARIANCES, help="of the model in the bound")
-    made.add_argument("--tf32", action="store_true", help="TF32 for the generated images' features: faster, FID moves by 0.001")
-    made.add_argument(
+    parser.add_argument("--preprocessing", default="pytorch-fid", choices=[name for name in PREPROCESSING if name != "digits"])
+    parser.add_argument("--weights", type=Path, help="Inception weights, if not those of the extra [fid]")
+    parser.add_argument("--heldout", type=int, default=1000, help="held-out images for the loss by noise level; 0 for none")
+    parser.add_argument("--levels", type=int, default=50, help="noise levels of the held-out loss")
+    parser.add_argument(
+        "--optimal",
+        action="store_true",
+        help="also the loss of a perfect model of the training data, and what is left",
+    )
+    parser.add_argument("--vlb", type=int, default=0, help="images for the bound in bits per dimension; 0 for none")
+    parser.add_argument("--variance", default="fixed_small", choices=VARIANCES, help="of the model in the bound")
+    parser.add_argument("--tf32", action="store_true", help="TF32 for the features of generated images: FID moves by 0.001")
+    parser.add_argument(
         "--skip-corrupt", action="store_true", help="leave out image files that cannot be read, real or generated"
     )
-    made.add_argument("--feature-batch", type=int, default=128, help="images at a time in the feature network")
-    made.add_argument("--cache", type=Path, help="where statistics of real images are kept; the user's cache folder by default")
-    made.add_argument("--json", type=Path, help="also write the result to this file")
-    model_options(made)
-    return made
+    parser.add_argument("--feature-batch", type=int, default=128, help="images at a time in the feature network")
+    parser.add_argument("--cache", type=Path, help="for statistics of real images; the user's cache folder by default")
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
+    add_model_options(parser)
 
 
-def main(arguments: list[str]) -> int:
-    """The command line."""
-    args = parser().parse_args(arguments)
+def run(args: argparse.Namespace) -> int:
+    """Measure what is asked for, print it and write it down."""
     device = prepare_processes(place(args.device))
     metrics = chosen_metrics(args.metrics)
     args.target = args.target.absolute()
@@ -121,6 +136,8 @@ def check_options(args: argparse.Namespace, is_run: bool) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(args, name)}")
     if args.json and not args.json.absolute().parent.is_dir():
         raise FileNotFoundError(f"--json {args.json}: there is no folder {args.json.parent}")
+    if args.optimal and not args.heldout:
+        raise ValueError("--optimal is for the held-out loss, which --heldout 0 leaves out")
     if args.data_options and not args.data:
         raise ValueError("--data-options are settings of --data, which is not given")
     given = [f"--{name}" for name in ("count", "step", "solver", "steps", "label") if getattr(args, name) is not None]
@@ -184,9 +201,9 @@ def image_distances(
     """Generate what is missing of the images, and measure."""
     keep = any(metric in distances.NEED_REAL_FEATURES for metric in metrics)
     world = distributed.world_size()
-    with bar("real images", math.ceil(len(real) / world)) as advance:
+    with Count("real images", math.ceil(len(real) / world)).shown() as done:
         statistics = distances.real_statistics(
-            real, network, device, keep_features=keep, cache=args.cache, batch=args.feature_batch, progress=Total(advance)
+            real, network, device, keep_features=keep, cache=args.cache, batch=args.feature_batch, progress=done.reach
         )
     about: dict[str, Any] = {"data": real.name, "split": args.split, "data_fingerprint": real.fingerprint()}
     batches: Iterable[Tensor]
@@ -201,7 +218,7 @@ def image_distances(
     pixels = None
     if "sliced" in metrics:
         pixels = torch.cat(list(distances.source_images(real, count=distances.SLICED_IMAGES, mine=False)))
-    with bar("features", math.ceil(count / world)) as advance:
+    with Count("features", math.ceil(count / world)).shown() as done:
         found = distances.compare_images(
             batches,
             statistics,
@@ -212,7 +229,7 @@ def image_distances(
             batch=args.feature_batch,
             seed=args.seed,
             tf32=args.tf32,
-            progress=Total(advance),
+            progress=done.reach,
         )
     return {**found, "network": network.id, "preprocessing": network.preprocessing, "tf32": args.tf32, **about}
 
@@ -246,7 +263,8 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
         return {}
     result: dict[str, Any] = {"heldout_data": {"name": source.name, "split": "test", "fingerprint": source.fingerprint()}}
     if args.heldout:
-        with bar("held-out loss", min(args.heldout, len(source)) * args.levels) as advance:
+        optimal = best_possible(args, trained, device) if args.optimal else None
+        with Count("held-out loss", min(args.heldout, len(source)) * args.levels).shown() as done:
             losses = held_out_losses(
                 trained.call,
                 trained.objective,
@@ -256,7 +274,8 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
                 classes=trained.classes,
                 device=device,
                 batch=args.batch,
-                progress=advance,
+                progress=done.add,
+                optimal=optimal,
             )
         result["heldout"] = {
             "images": losses.samples,
@@ -267,8 +286,16 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
         }
         if trained.objective.process.steps:
             result["heldout"]["vlb_weighted"] = losses.weighted(VLB(), trained.objective)
+        if optimal is not None:
+            result["heldout"] |= {
+                "reducible": float(losses.reducible.mean()),
+                "optimal_by_level": optimal.loss.tolist(),
+                "memorised_by_level": optimal.memorised.tolist(),
+            }
+            print("\n".join([*losses.lines(), *remembered(optimal)]))
     if args.vlb:
-        with bar("bits per dimension", min(args.vlb, len(source)) * (trained.objective.process.steps or 1000)) as advance:
+        evaluations = min(args.vlb, len(source)) * (trained.objective.process.steps or 1000)
+        with Count("bits per dimension", evaluations).shown() as done:
             bound = variational_bound(
                 trained.denoiser(),
                 trained.objective.process,
@@ -277,7 +304,7 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
                 variance=args.variance,
                 device=device,
                 batch=args.batch,
-                progress=advance,
+                progress=done.add,
             )
         result["vlb"] = {
             "bits_per_dimension": bound.total,
@@ -291,6 +318,26 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
     return result
 
 
+def best_possible(args: argparse.Namespace, trained: Trained, device: torch.device) -> OptimalLoss:
+    """The optimal loss of the run's training data, kept in its folder for reports too."""
+    source, data = open_own(args, trained.config, "train"), trained.config.data
+    with Count("optimal loss", DRAWS * args.levels).shown() as done:
+        found = kept_optimal_loss(
+            trained.objective,
+            source,
+            args.levels,
+            classes=bool(trained.classes),
+            flip=data.flip,
+            references=REFERENCES,
+            draws=DRAWS,
+            device=device,
+            folder=args.cache,
+            progress=done.add,
+        )
+    save_optimal_loss(found, trained.folder / FILE)
+    return found
+
+
 def show(result: dict[str, Any]) -> None:
     """The numbers, one a line."""
     for name, value in result.items():
@@ -301,14 +348,3 @@ def show(result: dict[str, Any]) -> None:
             print(f"{name:22s} " + "  ".join(f"{key} {inner:.5g}" for key, inner in numbers.items() if key != "noise_seed"))
         elif isinstance(value, int | str):
             print(f"{name:22s} {value}")
-
-
-class Total:
-    """Turns "so many in all" into "so many more"."""
-
-    def __init__(self, advance: Any) -> None:
-        self.advance, self.before = advance, 0
-
-    def __call__(self, done: int) -> None:
-        self.advance(done - self.before)
-        self.before = done

@@ -1,4 +1,11 @@
-"""noisewise generate: images of a trained model, into a folder."""
+"""Generate images with a trained model.
+
+Image i depends on the seed and on i alone, not on the batch or on the number of processes (torchrun). An interrupted command
+goes on where it stopped.
+
+    noisewise generate runs/first --count 64 --out grid.png
+    noisewise generate runs/first --count 50000 --steps 50 --out images
+"""
 
 import argparse
 from dataclasses import replace
@@ -9,12 +16,13 @@ import torch
 
 from noisewise import distributed
 from noisewise.commands.devices import DEVICES, place, prepare_processes
-from noisewise.commands.progress_bar import bar
+from noisewise.commands.parser import Parser
 from noisewise.generation.decoding import make_decoder
 from noisewise.generation.image_grid import save_grid
 from noisewise.generation.sets import PRECISIONS, ImageSet, fill, image_set
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import WEIGHTS, Trained, load_trained
+from noisewise.training.display import Count
 from noisewise.training.plain_files import inside
 from noisewise.training.writing import writing
 
@@ -22,8 +30,20 @@ ENDINGS = {"npz": ".npz", "grid": ".png"}
 NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".zip")
 
 
-def model_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which model generates and how."""
+def add_options(parser: Parser) -> None:
+    """The options."""
+    parser.description = __doc__
+    parser.add_argument("run", type=Path, help="the folder of a run, or one of its checkpoints")
+    parser.add_argument("--count", type=int, default=64, help="how many")
+    parser.add_argument(
+        "--out", type=Path, help="a folder (png), an .npz file, or a .png file for a grid; by default RUN/generated"
+    )
+    parser.add_argument("--format", choices=["png", "npz", "grid"], help="by default what --out looks like, png for a folder")
+    add_model_options(parser)
+
+
+def add_model_options(parser: Parser) -> None:
+    """Those that say which model generates and how; evaluate has them too."""
     parser.add_argument("--step", type=int, help="the checkpoint of this step; the newest by default")
     parser.add_argument(
         "--trust", action="append", default=[], metavar="NAME", help="import the run's model NAME, which only its folder names"
@@ -82,26 +102,12 @@ def make_set(
     if trained.latents is not None:
         decoder = make_decoder(trained.latents, device, args.autoencoder, args.subfolder)
     share = sum(map(len, images.chunks()[distributed.rank() :: distributed.world_size()]))
-    with bar("generating", share) as advance, writing(what or str(images.folder), images.folder):
-        fill(images, trained, device=device, decoder=decoder, batch=args.batch, progress=advance)
+    with Count("generating", share).shown() as done, writing(what or str(images.folder), images.folder):
+        fill(images, trained, device=device, decoder=decoder, batch=args.batch, progress=done.add)
 
 
-def main(arguments: list[str]) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="noisewise generate",
-        allow_abbrev=False,
-        description="Generate images with a trained model. Image i depends on the seed and on i alone, not on the batch or on "
-        "the number of processes (torchrun). An interrupted command goes on where it stopped.",
-    )
-    parser.add_argument("run", type=Path, help="the folder of a run, or one of its checkpoints")
-    parser.add_argument("--count", type=int, default=64)
-    parser.add_argument(
-        "--out", type=Path, help="a folder (png), an .npz file, or a .png file for a grid; by default RUN/generated"
-    )
-    parser.add_argument("--format", choices=["png", "npz", "grid"], help="by default what --out looks like, png for a folder")
-    model_options(parser)
-    args = parser.parse_args(arguments)
+def run(args: argparse.Namespace) -> int:
+    """Make the images, and write them in the format that is asked for."""
     if args.count < 1:
         raise ValueError(f"--count must be >= 1, got {args.count}")
     device = prepare_processes(place(args.device))

@@ -1,7 +1,9 @@
-"""noisewise preview: what a recipe trains on, before any GPU is rented.
+"""Show which noise levels a recipe draws (p), how much it counts them (w) and their product, before any GPU is rented.
 
-noisewise preview --scheduler linear --sampler lognormal --weighting minsnr:gamma=5 --out preview.png
-noisewise preview --scheduler my-pipeline/ --sampler uniform --compare lognormal "adaptive+minsnr"
+The axes are the time that the model is fed, and log SNR. Nothing is trained.
+
+    noisewise preview --scheduler linear --sampler logit_normal --weighting minsnr:gamma=5 --out preview.png
+    noisewise preview --scheduler my-pipeline/ --sampler uniform --compare logit_normal "adaptive+minsnr"
 """
 
 import argparse
@@ -16,12 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from noisewise.commands.parser import Parser
 from noisewise.looking.curves_picture import draw_previews
 from noisewise.looking.curves_text import BLOCKS, PLAIN, common_limits, description, not_yet
 from noisewise.looking.recipe_curves import AXES, CURVES, WEIGHT_OF, Preview, preview
 from noisewise.objective import PREDICTIONS, Objective
 from noisewise.processes import PROCESSES
-from noisewise.spec import Recipe, SpecError, build, build_process, build_weighting
+from noisewise.recipes import Recipe, recipe
+from noisewise.spec import SpecError, build_process, build_weighting
 
 SCHEDULER_SETTINGS = {
     "shift": "of a flow-matching scheduler, instead of the configured one",
@@ -31,33 +35,9 @@ SCHEDULER_SETTINGS = {
 }
 
 
-def main(arguments: list[str]) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="noisewise preview",
-        description="Show which noise levels a recipe draws (p), how much it counts them (w) and their product, over the time "
-        "that the model is fed and over log SNR. Nothing is trained.",
-        allow_abbrev=False,
-    )
-    add_options(parser)
-    args = parser.parse_args(arguments)
-    if args.out is not None and not args.out.suffix:
-        raise ValueError(f"--out {args.out}: give the picture an ending, such as {args.out}.png")
-    objective = read_objective(args)
-    recipes = [build(spec, objective) for spec in read_specs(args)]
-    previews = [_preview(recipe, objective, args.weight_of) for recipe in recipes]
-    notes = [not_yet(recipe.sampler, recipe.weighting) for recipe in recipes]
-    heading = f"{args.scheduler}, {objective.prediction} prediction"
-    _print_all(previews, notes, f"{heading}; w is the weight of the {_whose(args.weight_of, objective)} loss")
-    if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(as_json(args, objective, previews, notes), allow_nan=False) + "\n")
-        print(args.json)
-    return 0 if args.out is None else _draw(previews, args.out, heading)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+def add_options(parser: Parser) -> None:
+    """The options."""
+    parser.description = __doc__
     parser.add_argument(
         "--scheduler",
         required=True,
@@ -83,6 +63,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="the curves and numbers")
     for name, what in SCHEDULER_SETTINGS.items():
         parser.add_argument(f"--{name}", type=float, help=what)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print, write and draw."""
+    if args.out is not None and not args.out.suffix:
+        raise ValueError(f"--out {args.out}: give the picture an ending, such as {args.out}.png")
+    objective = read_objective(args)
+    recipes = [recipe(spec, objective) for spec in read_specs(args)]
+    previews = [_preview(recipe, objective, args.weight_of) for recipe in recipes]
+    notes = [not_yet(recipe.sampler, recipe.weighting) for recipe in recipes]
+    heading = f"{args.scheduler}, {objective.prediction} prediction"
+    _print_all(previews, notes, f"{heading}; w is the weight of the {_whose(args.weight_of, objective)} loss")
+    if args.json is not None:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(as_json(args, objective, previews, notes), allow_nan=False) + "\n")
+        print(args.json)
+    return 0 if args.out is None else _draw(previews, args.out, heading)
 
 
 def read_objective(args: argparse.Namespace) -> Objective:

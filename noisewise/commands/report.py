@@ -1,4 +1,4 @@
-"""noisewise report: a run or a comparison as one HTML file, as figures, or live in the browser.
+"""A run or a comparison as one HTML file that needs nothing else, as figures for papers, or live in the browser.
 
 noisewise report out/digits
 noisewise report out/digits --figures figures --formats pdf
@@ -9,31 +9,26 @@ import argparse
 import webbrowser
 from pathlib import Path
 
+from noisewise.commands.parser import Parser
 from noisewise.report.figures import FORMATS, write_figures
 from noisewise.report.page import write_report
 from noisewise.report.server import serving
 
 
-def parser() -> argparse.ArgumentParser:
+def add_options(parser: Parser) -> None:
     """The options."""
-    made = argparse.ArgumentParser(
-        prog="noisewise report",
-        allow_abbrev=False,
-        description="One HTML file that needs nothing else, for a run or a comparison; figures for papers; or a live page.",
-    )
-    made.add_argument("target", type=Path, help="the folder of a run, or the --out of noisewise compare")
-    made.add_argument("--out", type=Path, help="the HTML file; by default report.html in that folder")
-    made.add_argument("--figures", type=Path, metavar="DIR", help="also write the figures as files, for papers")
-    made.add_argument("--formats", default="png,svg,pdf", help="of those files")
-    made.add_argument("--live", action="store_true", help="serve the page on 127.0.0.1 and renew it while training goes on")
-    made.add_argument("--port", type=int, default=0, help="of the live page; 0 takes a free one")
-    made.add_argument("--open", action="store_true", help="open it in the browser")
-    return made
+    parser.description = __doc__
+    parser.add_argument("target", type=Path, help="the folder of a run, or the --out of noisewise compare")
+    parser.add_argument("--out", type=Path, help="the HTML file; by default report.html in that folder")
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="also write the figures as files, for papers")
+    parser.add_argument("--formats", default="png,svg,pdf", help="of those files")
+    parser.add_argument("--live", action="store_true", help="serve the page on 127.0.0.1 and renew it while training goes on")
+    parser.add_argument("--port", type=int, default=0, help="of the live page; 0 takes a free one")
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
 
 
-def main(arguments: list[str]) -> int:
-    """The command line."""
-    args = parser().parse_args(arguments)
+def run(args: argparse.Namespace) -> int:
+    """Write the page and the figures, or serve it."""
     formats = [name.strip() for name in args.formats.split(",")]
     if unknown := [name for name in formats if name not in FORMATS]:
         raise ValueError(f"--formats {unknown[0]!r}: choose from {', '.join(FORMATS)}")

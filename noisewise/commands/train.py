@@ -1,51 +1,69 @@
-"""noisewise train: the command line around run.py."""
+"""Train a model. All that it does is a setting, of a preset, of a YAML file or on the command line; later ones win.
+
+noisewise train --preset digits --out runs/first
+noisewise train --preset digits --sampler adaptive+minsnr --steps 4000
+noisewise train --resume --out runs/first --steps 8000
+"""
 
 import argparse
 import os
 from pathlib import Path
 
+from noisewise.commands.parser import Parser
 from noisewise.generation.run_samples import draw_samples
 from noisewise.models.trust import check_trusted, is_import_path, remember
 from noisewise.training.options import config_parser, parse_config, preset_names, with_files
-from noisewise.training.progress import suitable_progress
+from noisewise.training.progress import Shown
 from noisewise.training.run import dry_run, train
 
 
-def main(arguments: list[str]) -> int:
-    """The command line."""
-    first = argparse.ArgumentParser(prog="noisewise train", add_help=False, allow_abbrev=False)
-    first.add_argument("--preset", action="append", default=[])
-    first.add_argument("--resume", action="store_true")
-    first.add_argument("--resume-from", type=int)
-    first.add_argument("--dry-run", action="store_true")
-    first.add_argument("--trust", action="append", default=[])
-    first.add_argument("--out")
-    known, rest = first.parse_known_args(arguments)
-    known.resume |= known.resume_from is not None
-    parser = config_parser(
-        prog="noisewise train",
-        description="Train a model. Besides the settings below: --preset NAME begins with the settings of a preset "
-        f"({', '.join(preset_names())}); --resume continues the run in --out, or begins it; --resume-from STEP goes on from "
-        "that checkpoint; --dry-run builds everything, "
-        "makes two steps on noise and prints parameters, memory and time; --trust NAME lets --resume import a model that only "
-        "the folder names.",
+def add_options(parser: Parser) -> None:
+    """The options besides the settings."""
+    parser.description, parser.more_help = __doc__, settings_help
+    parser.set_defaults(settings=[])
+    parser.add_argument(
+        "--preset", action="append", default=[], metavar="NAME", help=f"settings to begin with: {', '.join(preset_names())}"
     )
-    stored = Path(known.out) / "config.yaml" if known.out and known.resume else None
-    rest += ["--out", known.out] if known.out else []
-    given = with_files(rest, known.preset)
-    config = parse_config(parser, given, ["--preset", "--resume", "--resume-from", "--dry-run", "--trust"], stored)
+    parser.add_argument("--out", metavar="DIR", help="the run's folder; by default runs/NAME-SAMPLER-SEED")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out, or begin it")
+    parser.add_argument("--resume-from", type=int, metavar="STEP", help="continue it from that checkpoint")
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="let --resume import the model NAME that only --out names",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="build everything, make two steps on noise, print parameters, memory and time"
+    )
+
+
+def settings_help() -> str:
+    """What jsonargparse says of the settings."""
+    parser = config_parser(usage=argparse.SUPPRESS, add_help=False)
+    parser._optionals.title = "all settings at once"
+    return "\n" + parser.format_help()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, or say what it would take."""
+    parser, resume = config_parser(), args.resume or args.resume_from is not None
+    stored = Path(args.out) / "config.yaml" if args.out and resume else None
+    given = with_files([*args.settings, *(["--out", args.out] if args.out else [])], args.preset)
+    config = parse_config(parser, given, args.parser.flags(), stored)
     if stored is not None and is_import_path(config.model.name):
         own = parser.parse_args(given)["model.name"] == config.model.name
-        check_trusted(config.model.name, stored, [config.model.name] if own else known.trust)
+        check_trusted(config.model.name, stored, [config.model.name] if own else args.trust)
         remember(config.model.name)
     main_process = os.environ.get("RANK", "0") == "0"
-    if known.dry_run:
+    if args.dry_run:
         said = dry_run(config)
         for name, value in said.items() if main_process else ():
             print(f"{name:18s} {f'{value:,}' if isinstance(value, int) else value}")
         return 0
-    progress = suitable_progress(main_process)
-    folder = train(config, resume=known.resume, step=known.resume_from, progress=progress, draw=draw_samples)
+    progress = Shown() if main_process else None
+    folder = train(config, resume=resume, step=args.resume_from, progress=progress, draw=draw_samples)
     if main_process:
         print(f"run: {folder}")
     return 0

@@ -1,6 +1,5 @@
 """Data for training: `open_data` gives a `Source`, `Batches` its batches in an order that depends on the seed alone."""
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from noisewise.data.latents import open_latents
 from noisewise.data.loader import Batches
 from noisewise.data.source import Source
 from noisewise.data.synthetic import Synthetic
+from noisewise.suggest import unknown
 
 __all__ = ["SOURCES", "Batches", "Source", "Synthetic", "open_data"]
 
@@ -50,9 +50,7 @@ def open_data(
         options: settings of the source: the keyword arguments of its opener.
     """
     if source not in SOURCES:
-        close = difflib.get_close_matches(source, SOURCES, 1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"unknown data source {source!r}: {hint}there are {', '.join(SOURCES)}")
+        raise ValueError(unknown("data source", source, SOURCES))
     if path is None and source in PATHS:
         raise ValueError(f"data source {source!r} needs a path: {PATHS[source]}")
     opener = SOURCES[source]

@@ -19,7 +19,6 @@ whole. "karras" goes from sigma_max to sigma_min in units of sigma / alpha, by d
 process has.
 """
 
-import difflib
 import math
 from collections.abc import Callable
 
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor
 
 from noisewise.processes import EDM, VE, Process
+from noisewise.suggest import unknown
 
 RHO, SIGMA_MIN, SIGMA_MAX = 7.0, 0.002, 80.0
 
@@ -90,9 +90,7 @@ def check_spacing(
 ) -> None:
     """Raise a ValueError for settings that no process could use."""
     if spacing not in SPACINGS:
-        close = difflib.get_close_matches(spacing, SPACINGS, 1)
-        meant = f": did you mean {close[0]!r}?" if close else "."
-        raise ValueError(f"unknown spacing {spacing!r}{meant} Known: {', '.join(SPACINGS)}")
+        raise ValueError(unknown("spacing", spacing, SPACINGS))
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps must be an integer of at least 1, got {steps!r}")
     if spacing != "karras" and (rho, sigma_min, sigma_max) != (RHO, None, None):

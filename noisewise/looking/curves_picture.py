@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from noisewise.looking.palette import COLOURS
 from noisewise.looking.recipe_curves import Axis, Preview
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 COLUMNS = {"p": "p: how often drawn", "w": "w: how much a loss counts", "pw": "p·w: the objective"}
 ROWS: dict[Axis, str] = {"time": "t, as fed to the model", "log_snr": "log SNR"}
 TAIL = 0.002  # of the draws and of the objective, left out at each end of an axis that may have no end

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.levels import middles
-from noisewise.running import KeepsPrecision, RunningLoss, Skipped, check_per_sample, even_edges, wide
+from noisewise.levels import check_per_sample, middles
+from noisewise.running import KeepsPrecision, RunningLoss, Skipped, even_edges, wide
 
 
 class Monitor(KeepsPrecision):

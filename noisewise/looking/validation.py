@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.utils.data import RandomSampler
 from noisewise import distributed
 from noisewise.batches import Where, data_of, moved, shares
 from noisewise.feedback import preserved_random_state
+from noisewise.levels import check_per_sample
 from noisewise.noise import normals
 from noisewise.objective import Objective
 from noisewise.streams import checked_seed, stream_key
@@ -31,6 +32,14 @@ NOISE_SEED = 0x6C6F7373  # "loss": apart from the noise of generated images
 
 LossesAt = Callable[[Any, Tensor, Tensor], Tensor]
 """(batch, u, noise) -> (B,) losses of the batch's samples, noised to the levels u with that noise."""
+
+
+class Optimum(Protocol):
+    """What knows the loss of a perfect model, as `noisewise.metrics.optimal_loss.OptimalLoss` does."""
+
+    def at(self, u: Tensor, objective: Objective | None = None) -> Tensor:
+        """That loss at the levels u, in the units of an objective."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,18 @@ class Validation:
     """The standard error of each mean: how far other samples and other noise would move it."""
     samples: int
     objective: Objective
+    optimal: Tensor | None = None
+    """The loss of a perfect model at each level, where it was given."""
+
+    @property
+    def reducible(self) -> Tensor:
+        """What is left to learn at each level: the loss, less that of a perfect model of the training data.
+
+        At little noise that model remembers its data (`OptimalLoss.memorised`); new data cannot get there.
+        """
+        if self.optimal is None:
+            raise ValueError("the optimal loss is not known: give validate(..., optimal=optimal_loss(objective, data))")
+        return self.loss - self.optimal
 
     @property
     def time(self) -> Tensor:
@@ -68,11 +89,14 @@ class Validation:
         """The mean loss in each of that many equal intervals of u, least noise first."""
         if count < 1:
             raise ValueError(f"count must be >= 1, got {count}")
+        return self._parts(self.loss, count)
+
+    def _parts(self, values: Tensor, count: int) -> list[float]:
         low = torch.arange(len(self.u), dtype=torch.float64) / len(self.u)
         start = torch.arange(count, dtype=torch.float64)[:, None] / count
         inside = torch.minimum(low + 1 / len(self.u), start + 1 / count) - torch.maximum(low, start)
         share = inside.clamp(min=0) * count  # a level may lie in two parts
-        return torch.where(share > 1e-9, share * self.loss, 0.0).sum(1).tolist()
+        return torch.where(share > 1e-9, share * values, 0.0).sum(1).tolist()
 
     def weighted(self, weighting: Weighting, objective: Objective | None = None) -> float:
         """The mean with a weight on each level."""
@@ -82,20 +106,30 @@ class Validation:
     def row(self, prefix: str = "validation/", levels: bool = False) -> dict[str, float]:
         """Plain numbers for a tracker: loss, loss_q0 (least noise) to loss_q3, and each level's if asked for."""
         found = {"loss": self.mean} | {f"loss_q{i}": value for i, value in enumerate(self.quartiles)}
+        if self.optimal is not None:
+            found["reducible"] = float(self.reducible.mean())
         if levels:
             digits = len(str(len(self.u) - 1))
             found |= {f"loss_by_level/{i:0{digits}d}": value for i, value in enumerate(self.loss.tolist())}
         return {prefix + name: value for name, value in found.items()}
 
     def lines(self, count: int = 10) -> list[str]:
-        """A small table for the terminal: the mean loss in that many intervals of u, with the times they stand for."""
+        """A small table for the terminal: the mean loss in that many intervals of u, with the times they stand for.
+
+        Where the optimal loss is known it stands beside, and what is left to learn.
+        """
         count = min(count, len(self.u))
         edges = torch.arange(count + 1) / count
         times = [f"{float(time):.4g}" for time in self.objective.process.time(edges)]
-        rows = [(f"{a} to {b}", f"{loss:.5f}") for (a, b), loss in zip(pairwise(times), self.parts(count), strict=True)]
-        rows = [("t", "loss"), *rows, ("mean", f"{self.mean:.5f}")]
-        width = max(len(left) for left, _ in rows)
-        return [f"{left:>{width}}  {right}" for left, right in rows]
+        columns = {"loss": self.loss}
+        if self.optimal is not None:
+            columns |= {"optimal": self.optimal, "reducible": self.reducible}
+        parts = [[f"{value:.5f}" for value in self._parts(column, count)] for column in columns.values()]
+        means = [f"{float(column.mean()):.5f}" for column in columns.values()]
+        rows = [(f"{a} to {b}", *values) for (a, b), values in zip(pairwise(times), zip(*parts, strict=True), strict=True)]
+        table = [("t", *columns), *rows, ("mean", *means)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
 
 
 @torch.no_grad()
@@ -110,6 +144,7 @@ def validate(
     x0: Where = None,
     device: torch.device | str | None = None,
     seed: int = 0,
+    optimal: Optimum | None = None,
 ) -> Validation:
     """Losses of held-out data by noise level; sample i meets level k with noise that depends on (seed, k, i) alone.
 
@@ -127,6 +162,7 @@ def validate(
         x0: where x0 is in a batch that is no tuple: its key, or a function that looks it up.
         device: where to move the batches; that of the module, if one is given first.
         seed: of the noise.
+        optimal: the loss of a perfect model, from `noisewise.metrics.optimal_loss`: the result then knows what is `reducible`.
     """
     _check_arguments(model_or_losses, batches, objective)
     if levels < 1:
@@ -146,7 +182,7 @@ def validate(
             sums.append(found if counts else torch.zeros_like(found))
     # in the order of the batches, so that the additions, and with them the bits, are those of one process
     table = distributed.gather_rows(torch.stack(sums)).cpu().unflatten(0, (-1, len(sums))).transpose(0, 1).flatten(0, 1)
-    return from_sums(table, objective, per_sample)
+    return from_sums(table, objective, per_sample, optimal)
 
 
 def middles(levels: int) -> Tensor:
@@ -173,7 +209,7 @@ def batch_sums(
         noise = normals(seed ^ NOISE_SEED, numbers, level, tuple(x0.shape[1:])).to(x0)
         which = level if isinstance(level, int) else torch.tensor(level, device=x0.device)
         u = at[which].expand(count).contiguous()
-        losses = _checked(losses_at(batch, u, noise), count).detach().to(device).double()
+        losses = check_per_sample(losses_at(batch, u, noise), u).detach().to(device).double()
         terms = [losses, losses.square(), torch.ones_like(losses)]
         if isinstance(which, int):
             sums[:, which] += torch.stack([term.sum() for term in terms])
@@ -195,7 +231,7 @@ def turns(first: int, count: int, levels: int, per_sample: int, seed: int) -> It
         yield [(start + turn * levels // per_sample) % levels for start in starts]
 
 
-def from_sums(table: Tensor, objective: Objective, per_sample: int | None = None) -> Validation:
+def from_sums(table: Tensor, objective: Objective, per_sample: int | None = None, optimal: Optimum | None = None) -> Validation:
     """Means and standard errors from the sums of each batch."""
     levels = table.shape[-1]
     total = torch.zeros_like(table[0])
@@ -210,7 +246,9 @@ def from_sums(table: Tensor, objective: Objective, per_sample: int | None = None
     mean = total[0] / count
     variance = (total[1] / count - mean**2).clamp(min=0) * count / (count - 1).clamp(min=1)
     samples = round(float(count.sum()) / (per_sample or levels))
-    return Validation(middles(levels), mean, (variance / count).sqrt(), samples, objective)
+    u = middles(levels)
+    best = None if optimal is None else optimal.at(u, objective)
+    return Validation(u, mean, (variance / count).sqrt(), samples, objective, best)
 
 
 @contextmanager
@@ -273,12 +311,3 @@ def _calling(model: nn.Module, objective: Objective) -> LossesAt:
         )
 
     return losses_at
-
-
-def _checked(losses: Any, count: int) -> Tensor:
-    if not isinstance(losses, Tensor) or losses.shape != (count,):
-        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(
-            f"one loss a sample is needed, ({count},), got {got}: average over a sample's elements but not over the batch"
-        )
-    return losses

@@ -13,7 +13,7 @@ from torch import Tensor
 from noisewise.data import Source
 from noisewise.feedback import preserved_random_state
 from noisewise.generation.replay import replayed
-from noisewise.looking.validation import NOISE_SEED, Validation, batch_sums, from_sums
+from noisewise.looking.validation import NOISE_SEED, Optimum, Validation, batch_sums, from_sums
 from noisewise.objective import Objective
 from noisewise.streams import stream_key
 
@@ -31,6 +31,7 @@ def held_out_losses(
     device: torch.device | str = "cpu",
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
+    optimal: Optimum | None = None,
 ) -> Validation:
     """Evaluate a model, in evaluation mode, on the first images of `source`.
 
@@ -46,6 +47,7 @@ def held_out_losses(
         device: where the model is.
         seed: of the noise.
         progress: told how many losses were computed.
+        optimal: the loss of a perfect model: the result then knows what is `reducible`.
     """
     for name, value in (("levels", levels), ("batch", batch), ("images", 1 if images is None else images)):
         if value < 1:
@@ -63,7 +65,7 @@ def held_out_losses(
             return objective.losses(call, x0, u, noise, *told)
 
         table.append(batch_sums(losses_at, told, x0, first, levels, seed, progress=progress))
-    return from_sums(torch.stack(table).cpu(), objective)
+    return from_sums(torch.stack(table).cpu(), objective, optimal=optimal)
 
 
 def check_classes(source: Source, classes: int) -> None:

@@ -1,6 +1,5 @@
 """A model from its name and its options, for configurations written by people."""
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +11,7 @@ from noisewise.models.dit import DiT
 from noisewise.models.trust import is_import_path
 from noisewise.models.unet import UNet
 from noisewise.models.uvit import UViT
+from noisewise.suggest import unknown
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"unet": UNet, "dit": DiT, "uvit": UViT}
 
@@ -34,7 +34,7 @@ def build_model(name: str, options: Mapping[str, Any], *, shape: tuple[int, ...]
         if option in FROM_DATA:
             raise ValueError(f"option {option!r} of model {name!r} comes from the data: leave it out of the model's options")
         if option not in settable and not open_ended:
-            raise ValueError(_of_another(name, option, settable) or _unknown(f"option of model {name!r}", option, settable))
+            raise ValueError(_of_another(name, option, settable) or unknown(f"option of model {name!r}", option, settable))
         values = options[option] if isinstance(options[option], list | tuple) else [options[option]]
         if name in MODELS and any(isinstance(value, int | float) and not abs(value) <= LARGEST for value in values):
             raise ValueError(f"option {option!r} of model {name!r} must be at most {LARGEST:,}, got {options[option]}")
@@ -48,7 +48,7 @@ def build_model(name: str, options: Mapping[str, Any], *, shape: tuple[int, ...]
 def _registered(name: str) -> Callable[..., nn.Module]:
     if name not in MODELS:
         raise ValueError(
-            _unknown("model", name, MODELS) + "; a model of your own is named by its import path, package.module.Class"
+            unknown("model", name, MODELS) + "; a model of your own is named by its import path, package.module.Class"
         )
     return MODELS[name]
 
@@ -65,7 +65,7 @@ def _imported(path: str) -> Callable[..., nn.Module]:
         raise ValueError(f"cannot import {module_name!r} for model {path!r}: is it installed, or on PYTHONPATH?") from error
     if not hasattr(module, attribute):
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise ValueError(_unknown(f"name in module {module_name!r}", attribute, public))
+        raise ValueError(unknown(f"name in module {module_name!r}", attribute, public))
     maker = getattr(module, attribute)
     if not callable(maker):
         raise TypeError(f"model {path!r} is a {type(maker).__name__}: name a class or a function that returns a model")
@@ -81,10 +81,3 @@ def _of_another(name: str, option: str, settable: Iterable[str]) -> str | None:
         f"option {option!r} is one of model {' and '.join(others)}, not of {name!r}, which has {', '.join(settable)}; if it "
         "comes from a preset, replace all of its options: --model.options '{}' or '{name: value, ...}'"
     )
-
-
-def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(name, known, 1)
-    meant = f": did you mean {close[0]!r}?" if close else "."
-    return f"unknown {what} {name!r}{meant} Known: {', '.join(known)}"

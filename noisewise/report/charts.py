@@ -1,19 +1,22 @@
-"""What is drawn, as data: the page and the figures for papers draw the same charts."""
+"""Line charts as data: what is drawn, in the page and in figures for papers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import TypeVar
 
-import numpy as np
+import torch
 
-from noisewise.report.palette import Method, moments_named
+from noisewise.looking.palette import DASHES, GREY, Method, moments_named
+from noisewise.metrics.optimal_loss import OptimalLoss
 from noisewise.report.subject import Subject
 from noisewise.study.outcome import Evaluation, Outcome
 from noisewise.study.summary import judged, metric_label
 
 Row = TypeVar("Row")
 MOST_POINTS = 200  # of a curve through training
+LARGEST = 1e100  # beyond it a run has diverged, and an axis would show nothing else
+OPTIMAL = Method(-1, "optimal", GREY, DASHES[2])
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def quality_charts(subject: Subject, process: str) -> list[Chart]:
 
 
 def loss_charts(subject: Subject, process: str) -> list[Chart]:
-    """Held-out loss by noise level at the last evaluation, plain and over the baseline's."""
+    """Held-out loss by noise level at the last evaluation: plain, over the baseline's, and what is left to learn of it."""
     finals = {method: _last(subject.runs(process, method.name)) for method in subject.methods_of(process)}
     x = "noise level u (0: least noise, 1: most)"
     plain = [_line(method, _by_level(runs)) for method, runs in finals.items()]
@@ -88,13 +91,17 @@ def loss_charts(subject: Subject, process: str) -> list[Chart]:
         over = [_line(method, _by_level(runs, base)) for method, runs in finals.items()]
         title = f"The same, over the loss of {name}"
         charts.append(Chart("loss-ratio", title, x, "times the baseline (below 1: better)", _drawn(over), level=1.0))
+    optimal = subject.optimal(process)
+    if optimal is not None:
+        left = [Line(method, _left(optimal, line.points)) for method, line in zip(finals, plain, strict=True)]
+        charts.append(Chart("reducible", "What is left to learn", x, "loss − optimal loss (log scale)", _drawn(left), log=True))
     return [chart for chart in charts if chart.lines]
 
 
 def training_charts(subject: Subject) -> list[Chart]:
     """For one run: the training loss as it fell, and by noise level at a few moments."""
     run = subject.comparison.outcomes[0]
-    rows = [row for row in run.metrics() if row.get("loss") is not None and np.isfinite(row["loss"])]
+    rows = [row for row in run.metrics() if row.get("loss") is not None and _drawable(row["loss"])]
     if not rows:
         return []
     points = [Point(row["step"], (row["loss"],)) for row in thinned(rows, MOST_POINTS)]
@@ -108,11 +115,15 @@ def training_charts(subject: Subject) -> list[Chart]:
         lines = []
         for method, row in zip(moments_named([f"step {row['step']:,}" for row in moments]), moments, strict=True):
             levels = row["loss_by_level"]
-            found = [Point((k + 0.5) / len(levels), (value,)) for k, value in enumerate(levels) if value and np.isfinite(value)]
+            found = [Point((k + 0.5) / len(levels), (value,)) for k, value in enumerate(levels) if _positive(value or 0)]
             lines.append(Line(method, tuple(found)))
+        optimal = subject.optimal(run.process)
+        if optimal is not None:
+            trusted = zip(optimal.u[~optimal.memorised].tolist(), optimal.loss[~optimal.memorised].tolist(), strict=True)
+            lines.append(Line(OPTIMAL, tuple(Point(u, (value,)) for u, value in trusted if _positive(value))))
         x, y = "noise level u (0: least noise, 1: most)", "running training loss (log scale)"
         charts.append(Chart("training-levels", "Training loss by noise level", x, y, _drawn(lines), log=True, legend=True))
-    return charts
+    return [chart for chart in charts if chart.lines]
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
@@ -133,7 +144,7 @@ def _judged(runs: list[Outcome], metric: str | None, x: Callable[[Evaluation], f
     by_share: dict[float, list[tuple[int, Evaluation]]] = {}
     for run in runs:
         for found in run.evaluations:
-            if np.isfinite(judged(found, metric)):
+            if _drawable(judged(found, metric)):
                 by_share.setdefault(found.share, []).append((run.seed, found))
     for _, found_at in sorted(by_share.items()):
         seeds, evaluations = zip(*found_at, strict=True)
@@ -155,8 +166,29 @@ def _by_level(runs: list[tuple[Outcome, Evaluation]], base: dict[int, Evaluation
     count = levels.pop()
     for k in range(count):
         values = [found.held_out[k] / (1 if base is None else base[seed].held_out[k]) for seed, found in pairs]
-        if all(np.isfinite(value) and value > 0 for value in values):
+        if all(map(_positive, values)):
             yield Point((k + 0.5) / count, tuple(values), tuple(seed for seed, _ in pairs))
+
+
+def _left(optimal: OptimalLoss, points: Sequence[Point]) -> tuple[Point, ...]:
+    """Losses less the optimal loss, where that means something and something is left."""
+    u = torch.tensor([point.x for point in points], dtype=torch.float64)
+    known = u >= optimal.u[~optimal.memorised].min() if not optimal.memorised.all() else u > 1
+    found = []
+    for point, best, trusted in zip(points, optimal.at(u).tolist(), known.tolist(), strict=True):
+        values = tuple(value - best for value in point.values)
+        if trusted and all(map(_positive, values)):
+            found.append(Point(point.x, values, point.seeds))
+    return tuple(found)
+
+
+def _drawable(value: float) -> bool:
+    """Finite, and of a size that an axis can show."""
+    return abs(value) < LARGEST
+
+
+def _positive(value: float) -> bool:
+    return 1 / LARGEST < value < LARGEST
 
 
 def _comparable(found: Evaluation, base: Evaluation | None) -> bool:
@@ -174,6 +206,6 @@ def _drawn(lines: Iterable[Line]) -> tuple[Line, ...]:
 def _with_scale(chart: Chart) -> Chart:
     """The chart, with a logarithmic axis if its values span a factor of more than five."""
     values = chart.values
-    log = min(values) > 0 and max(values) > 5 * min(values)
+    log = all(map(_positive, values)) and max(values) > 5 * min(values)
     y = chart.y.replace("better)", "better, log scale)") if "better)" in chart.y else f"{chart.y} (log scale)"
     return Chart(chart.name, chart.title, chart.x, y, chart.lines, log=True) if log else chart

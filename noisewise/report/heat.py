@@ -1,28 +1,20 @@
-"""The density of draws through training: thinned, coloured, and drawn as one panel for each method."""
+"""The density of draws through training, as data: a panel for each method, thinned to rows of equal spans of steps."""
 
-import base64
-import io
 import math
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-from PIL import Image
 
-from noisewise.report.axis import Axis, tick_text
-from noisewise.report.marks import stroke, words
-from noisewise.report.palette import Method
+from noisewise.looking.palette import Method
 from noisewise.report.subject import Subject
 from noisewise.spec import build_process
 
 MOST_ROWS = 120
 VIEWS = {"draws": "density_by_level", "objective": "objective_by_level"}
-ANCHORS = ("#0b3c5d", "#5497c4", "#f1efe9", "#e39350", "#7a2a08")  # far below uniform, uniform, far above
-WIDTH, HEIGHT = 270, 256
-LEFT, RIGHT, TOP, BOTTOM = 44, 12, 44, 42
 
 
 @dataclass(frozen=True)
@@ -83,43 +75,9 @@ def reach_of(panels: list[Panel]) -> int:
     return min(max(math.ceil(math.log2(max(largest, 1.0)) - 0.05), 1), 3)
 
 
-def colour_table(count: int = 255) -> NDArray[np.uint8]:
-    """(count, 3) colours, the middle one for uniform, blended so that equal steps look equal (in OKLab)."""
-    anchors = np.array([[int(text[i : i + 2], 16) for i in (1, 3, 5)] for text in ANCHORS]) / 255
-    lab = np.cbrt(_linear(anchors) @ TO_CONES.T)
-    places = np.linspace(0, 1, len(ANCHORS))
-    blended = np.stack([np.interp(np.linspace(0, 1, count), places, column) for column in lab.T], 1)
-    light = np.clip(blended**3 @ np.linalg.inv(TO_CONES).T, 0, 1)
-    return np.round(255 * np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)).astype(np.uint8)
-
-
-# linear sRGB to the cone responses of OKLab (Ottosson 2020); what follows them there is linear and makes no difference
-TO_CONES = np.array(
-    [
-        [0.4122214708, 0.5363325363, 0.0514459929],
-        [0.2119034982, 0.6806995451, 0.1073969566],
-        [0.0883024619, 0.2817188376, 0.6299787005],
-    ]
-)
-
-
-def _linear(colours: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
-
-
-def indices(values: NDArray[np.float64], reach: int, count: int = 255) -> NDArray[np.uint8]:
-    """Places in the colour table: the logarithm of the density, cut off at both ends."""
-    scaled = np.log2(np.clip(np.nan_to_num(values, nan=1.0), 2.0**-reach, 2.0**reach)) / reach
-    return np.round((scaled + 1) / 2 * (count - 1)).astype(np.uint8)
-
-
-def as_png(values: NDArray[np.float64], reach: int) -> str:
-    """The picture of a panel as a data address, the first row lowest."""
-    picture = Image.fromarray(indices(values, reach)[::-1].copy(), "P")
-    picture.putpalette(colour_table().tobytes())
-    file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+def doublings(values: NDArray[np.float64], reach: int) -> NDArray[np.float64]:
+    """The logarithm of a density to base 2, cut off at both ends; NaN stays NaN."""
+    return np.log2(np.clip(values, 2.0**-reach, 2.0**reach))
 
 
 def log_snr_of(process: str, levels: int = 50) -> list[float | None]:
@@ -129,48 +87,18 @@ def log_snr_of(process: str, levels: int = 50) -> list[float | None]:
     return [round(value, 3) if math.isfinite(value) else None for value in found]
 
 
-def log_snr_ticks(process: str, most: int = 5) -> list[tuple[float, float]]:
+def log_snr_ticks(process: str, most: int = 10) -> list[tuple[float, float]]:
     """Round values of log SNR and where they are in u, no two too close to be read."""
     known = [(value, (k + 0.5) / 500) for k, value in enumerate(log_snr_of(process, 500)) if value is not None]
     found: list[tuple[float, float]] = []
     if not known or known[0][0] == known[-1][0]:
         return found
     curve, u = np.array(known).T
-    for value in Axis(curve.min(), curve.max(), 0, 1).ticks(2 * most)[::-1]:
+    for value in MaxNLocator(most).tick_values(curve.min(), curve.max())[::-1]:
         place = float(np.interp(-value, -curve, u))
-        if not found or place - found[-1][1] >= 0.11:
-            found.append((value, place))
+        if curve.min() <= value <= curve.max() and (not found or place - found[-1][1] >= 0.11):
+            found.append((float(value), place))
     return found
-
-
-def draw_panel(panel: Panel, heat: HeatMap, name: str) -> str:
-    """One panel as SVG: noise levels across, steps up."""
-    x, y = Axis(0, 1, LEFT, WIDTH - RIGHT), Axis(0, heat.end, HEIGHT - BOTTOM, TOP)
-    right, foot, top = WIDTH - RIGHT, HEIGHT - BOTTOM, y.at(panel.end)
-    parts = [
-        f'<image class="{view}" href="{as_png(values, heat.reach)}" x="{LEFT}" y="{top:.1f}" width="{right - LEFT}" '
-        f'height="{foot - top:.1f}" preserveAspectRatio="none"/>'
-        for view, values in panel.views.items()
-    ]
-    for value in x.ticks(5):
-        parts.append(stroke("axis", x.at(value), foot, x.at(value), foot + 4))
-        parts.append(words("tick", x.at(value), foot + 17, tick_text(value)))
-    for value, place in log_snr_ticks(heat.process):
-        parts.append(stroke("axis", x.at(place), TOP - 4, x.at(place), TOP))
-        parts.append(words("tick", x.at(place), TOP - 9, tick_text(value)))
-    for value in y.ticks(5):
-        parts.append(stroke("axis", LEFT - 4, y.at(value), LEFT, y.at(value)))
-        parts.append(words("tick", LEFT - 7, y.at(value) + 4, tick_text(value), "end"))
-    parts.append(f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{right - LEFT}" height="{foot - TOP}"/>')
-    middle = (LEFT + right) / 2
-    parts.append(words("label", 2, TOP - 26, "step", "start"))
-    parts.append(words("label", middle, TOP - 26, "log SNR"))
-    parts.append(words("label", middle, HEIGHT - 6, "noise level u (0: least noise)"))
-    label = escape(f"{panel.method.name}: how often each noise level was drawn, times uniform, through {panel.end} steps")
-    return (
-        f'<svg class="heat" id="{name}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" '
-        f'data-box="{LEFT} {top:.1f} {right} {foot}" data-end="{panel.end}">{"".join(parts)}</svg>'
-    )
 
 
 def scale_texts(reach: int) -> list[str]:

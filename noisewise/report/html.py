@@ -1,15 +1,14 @@
 """Pieces of HTML that several parts of the page use."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from noisewise.report.charts import Chart
-from noisewise.report.palette import Method
+from noisewise.looking.palette import GREY, Method
 from noisewise.report.subject import Subject
-from noisewise.report.svg import draw, hover_data, swatch
 
 LEFT = ' class="left"'
 
@@ -42,6 +41,13 @@ class Cell:
         return f"<td{LEFT * left}{name}{value}>{escape(self.text)}</td>"
 
 
+def number(value: float) -> str:
+    """A number in a text: four significant digits, all digits before the point."""
+    if not math.isfinite(value):
+        return "not finite"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
 def repr_of(value: float | int | str) -> str:
     """A number so that it can be read back exactly."""
     return value if isinstance(value, str) else repr(value)
@@ -69,26 +75,24 @@ def per_schedule(subject: Subject, made: Sequence[str]) -> str:
     return "\n".join(blocks)
 
 
-def charts_row(charts: Sequence[Chart], prefix: str) -> tuple[str, dict[str, Any]]:
-    """Charts side by side, and their hover data."""
-    html, data = [], {}
-    for chart in charts:
-        name = f"{prefix}-{chart.name}"
-        own = legend([line.method for line in chart.lines]) if chart.legend else ""
-        html.append(f"<figure><figcaption>{escape(chart.title)}</figcaption>{draw(chart, name)}{own}</figure>")
-        data[name] = hover_data(chart)
-    return f'<div class="charts">{"".join(html)}</div>', data
+def colour(method: Method) -> str:
+    """As CSS: the grey of the baseline is another one in the dark."""
+    return "var(--baseline)" if method.colour == GREY else method.colour
+
+
+def swatch(method: Method) -> str:
+    """A short piece of the method's line."""
+    dashes = " ".join(f"{length:g}" for length in method.dash)
+    return (
+        f'<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true"><line x1="1" y1="5" x2="25" y2="5" '
+        f'style="stroke:{colour(method)}" stroke-dasharray="{dashes}"/></svg>'
+    )
 
 
 def legend(methods: Sequence[Method], kind: str = "") -> str:
     """Lines and their names."""
     entries = "".join(f"<span>{swatch(method)}{escape(method.name)}</span>" for method in methods)
     return f'<p class="legend {kind}">{entries}</p>'
-
-
-def printed_legend(subject: Subject) -> str:
-    """The bar at the top is not printed: a legend in its place."""
-    return legend(subject.methods, "printed") if len(subject.methods) > 1 else ""
 
 
 def details(summary: str, html: str) -> str:

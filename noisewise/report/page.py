@@ -6,21 +6,23 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from noisewise.report import cost, opening, quality, samples, settings, trained_levels, training
-from noisewise.report.html import breakable
+from noisewise.report import curves, opening, samples, settings, tables, trained_levels
+from noisewise.report.html import breakable, swatch
 from noisewise.report.subject import Subject, read_subject
-from noisewise.report.svg import as_json, swatch
+from noisewise.report.svg import as_json
 from noisewise.training.run_folder import replace_file
 from noisewise.training.writing import writing
 
 HERE = Path(__file__).parent
 SECTIONS = (
-    training.parts,
-    quality.parts,
+    curves.training,
+    tables.measured,
+    tables.results,
+    curves.quality,
     trained_levels.parts,
-    quality.losses,
+    curves.losses,
     samples.parts,
-    cost.parts,
+    tables.cost,
     settings.parts,
 )
 """What makes the sections, in their order; each may make none."""

@@ -2,8 +2,7 @@
 
 from html import escape
 
-from noisewise.report.axis import number
-from noisewise.report.html import Part, caption, per_schedule
+from noisewise.report.html import Part, caption, number, per_schedule
 from noisewise.report.subject import Subject
 from noisewise.report.thumbnails import Shown, encoded, pictures_of
 from noisewise.study.summary import metric_label

@@ -34,7 +34,7 @@ function show() {
 
 // Hover values ----------------------------------------------------------------------------------------------------------
 
-function place([low, high, start, end, log], value) {
+function place([low, high, start, end], value, log = false) {
   const f = log ? Math.log : (v) => v;
   return start + ((f(value) - f(low)) / (f(high) - f(low))) * (end - start);
 }
@@ -79,7 +79,7 @@ function overChart(svg, event) {
     if (box && !box.checked) continue;
     for (const point of line.points) {
       const mean = point.y.reduce((a, b) => a + b) / point.y.length;
-      const at = [place(chart.axes.x, point.x), place(chart.axes.y, mean)];
+      const at = [place(chart.box.x, point.x), place(chart.box.y, mean, chart.log)];
       const far = Math.hypot(at[0] - x, at[1] - y);
       if (!best || far < best.far) best = { line, point, mean, at, far };
     }
@@ -87,54 +87,35 @@ function overChart(svg, event) {
   if (!best) return quiet();
   const { line, point, mean, at } = best, group = svg.querySelector(".hover");
   group.replaceChildren();
-  const ends = chart.axes.y;
+  const ends = chart.box.y;
   draw(group, "line", { x1: at[0], x2: at[0], y1: ends[2], y2: ends[3] });
-  for (const value of point.y) draw(group, "circle", { cx: at[0], cy: place(ends, value), r: 2.6, style: `fill:${line.colour}` });
-  draw(group, "circle", { cx: at[0], cy: at[1], r: 4.5, style: `fill:${line.colour}` });
+  for (const value of point.y) draw(group, "circle", { cx: at[0], cy: place(ends, value, chart.log), r: 1.8, style: `fill:${line.colour}` });
+  draw(group, "circle", { cx: at[0], cy: at[1], r: 3.2, style: `fill:${line.colour}` });
   const seeds = point.y.length > 1 ? point.y.map((value, i) => `seed ${point.seeds[i]}: ${text(value)}`) : [];
   tell(event, line.name, [`${chart.y} ${text(mean)}`, `${chart.x.replace(/ \(0:.*/, "")}: ${text(point.x)}`, ...seeds]);
 }
 
-// A heat map holds its numbers as colours of the scale; the nearest colour is the number.
-const pixels = new Map();
-
-function pixelsOf(image) {
-  const address = image.getAttribute("href");
-  if (!pixels.has(address)) {
-    pixels.set(address, null);
-    const picture = new Image();
-    picture.onload = () => {
-      const canvas = document.createElement("canvas");
-      [canvas.width, canvas.height] = [picture.width, picture.height];
-      const context = canvas.getContext("2d");
-      context.drawImage(picture, 0, 0);
-      pixels.set(address, context.getImageData(0, 0, picture.width, picture.height));
-    };
-    picture.src = address;
-  }
-  return pixels.get(address);
+function overHeat(svg, event) {
+  const map = data[svg.id], [x, y] = pointer(svg, event), view = chosen("view");
+  const [, , left, right] = map.box.x, [, end, foot, top] = map.box.y;
+  const u = (x - left) / (right - left), step = ((foot - y) / (foot - top)) * end, rows = map.views[view];
+  if (!Array.isArray(rows) || u < 0 || u >= 1 || step <= 0 || step > map.end) return quiet();
+  const row = rows[Math.min(Math.floor((step / map.end) * rows.length), rows.length - 1)];
+  const value = row[Math.floor(u * row.length)], snr = map.snr[Math.floor(u * map.snr.length)];
+  const name = svg.closest("figure").querySelector("figcaption span").textContent;
+  tell(event, name, [
+    value === null ? "not finite" : `${text(value)} times uniform`,
+    `u ${u.toFixed(2)}, log SNR ${snr === null ? "infinite" : snr.toFixed(1)}`,
+    `step ${Math.round(step).toLocaleString("en")}`,
+  ]);
 }
 
-function overHeat(svg, event) {
-  const [x, y] = pointer(svg, event), [left, top, right, foot] = svg.dataset.box.split(" ").map(Number);
-  const u = (x - left) / (right - left), up = (foot - y) / (foot - top);
-  const image = all("image", svg).find((one) => getComputedStyle(one).display !== "none");
-  const found = image && pixelsOf(image);
-  if (!found || u < 0 || u >= 1 || up <= 0 || up > 1) return quiet();
-  const column = Math.floor(u * found.width), row = Math.min(Math.floor((1 - up) * found.height), found.height - 1);
-  const colour = found.data.slice(4 * (row * found.width + column));
-  const { colours, reach } = data.scale;
-  let best = 0, far = Infinity;
-  colours.forEach((hex, i) => {
-    const away = [0, 1, 2].reduce((sum, k) => sum + (parseInt(hex.slice(2 * k, 2 * k + 2), 16) - colour[k]) ** 2, 0);
-    if (away < far) [best, far] = [i, away];
-  });
-  const times = 2 ** (((2 * best) / (colours.length - 1) - 1) * reach);
-  const edge = best === 0 ? "at most " : best === colours.length - 1 ? "at least " : "";
-  const snr = data[svg.id].snr, level = snr[Math.min(Math.floor(u * snr.length), snr.length - 1)];
-  const name = svg.closest("figure").querySelector("figcaption span").textContent;
-  const step = Math.round(up * Number(svg.dataset.end));
-  tell(event, name, [`${edge}${times.toPrecision(2)} times uniform`, `u ${u.toFixed(2)}, log SNR ${level === null ? "infinite" : level.toFixed(1)}`, `step ${step.toLocaleString("en")}`]);
+// The numbers of heat maps are many: they come as deflated JSON.
+async function inflate(map) {
+  for (const [view, packed] of Object.entries(map.views)) {
+    const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+    map.views[view] = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
+  }
 }
 
 // Events are caught at the top, so that the page below can be replaced ---------------------------------------------------
@@ -151,6 +132,7 @@ addEventListener("scroll", quiet, { passive: true });
 function start() {
   const block = byId("data");
   data = block ? JSON.parse(block.textContent) : {};
+  Object.values(data).filter((found) => found.views).forEach(inflate);
   show();
 }
 

@@ -5,7 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from noisewise.report.palette import Method, methods_named
+from noisewise.looking.palette import Method, methods_named
+from noisewise.metrics.optimal_loss import FILE, OptimalLoss, load_optimal_loss
 from noisewise.study.outcome import PLAN, Comparison, Outcome, Plan, read_comparison, read_outcome
 from noisewise.study.reading import objects
 
@@ -57,6 +58,13 @@ class Subject:
     def methods_of(self, process: str) -> list[Method]:
         """The methods that were run on a schedule."""
         return [method for method in self.methods if self.runs(process, method.name)]
+
+    def optimal(self, process: str) -> OptimalLoss | None:
+        """The optimal loss on a schedule, if the comparison or one of its runs has it saved: all have the same data."""
+        for folder in (self.folder, *(run.folder for run in self.comparison.outcomes)):
+            if (folder / FILE).is_file():
+                return load_optimal_loss(folder / FILE, self.runs(process)[0].config.objective())
+        return None
 
     def measured(self) -> list[dict[str, Any]]:
         """For one run: what `noisewise evaluate` has written into its metrics."""

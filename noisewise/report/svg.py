@@ -1,117 +1,119 @@
-"""Line charts as SVG for the page: its own text, its own colours in light and dark, and classes for the script to find."""
+"""Figures in the page: matplotlib's SVG with the page's own font and colours, and the numbers shown on hover."""
 
+import base64
+import io
 import json
+import re
+import zlib
 from html import escape
 from typing import Any
 
-from noisewise.report.axis import Axis, axis_around, tick_text
-from noisewise.report.charts import Chart, Line
-from noisewise.report.marks import stroke, words
-from noisewise.report.palette import Method
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
 
-WIDTH, HEIGHT = 420, 284
-LEFT, RIGHT, TOP, BOTTOM = 52, 20, 30, 44
-FEW = 12  # points that get a mark each
+from noisewise.looking.palette import GREY
+from noisewise.report.charts import Chart
+from noisewise.report.figures import GRID, INK, SOFT, STYLE, draw_chart, draw_panel
+from noisewise.report.heat import HeatMap, Panel, log_snr_of
+from noisewise.report.html import colour
+from noisewise.report.thumbnails import webp
+
+CHART, PANEL = (294, 199), (189, 180)  # width and height, in points
+MARGINS = {CHART: (36, 14, 21, 31), PANEL: (31, 8, 31, 30)}  # left, right, top, bottom
+VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--grid", GREY: "--baseline"}  # colours that differ in the dark
 
 
-def axes_of(chart: Chart) -> tuple[Axis, Axis]:
-    """Where the numbers of a chart lie in its picture."""
-    across = [point.x for line in chart.lines for point in line.points]
-    levels = max(across) <= 1 and min(across) > 0  # noise levels: all of them are shown
-    x = Axis(0, 1, LEFT, WIDTH - RIGHT) if levels else axis_around(across, LEFT, WIDTH - RIGHT, zero=True)
-    values = chart.values + ([chart.level] if chart.level is not None else [])
-    return x, axis_around(values, HEIGHT - BOTTOM, TOP, log=chart.log)
-
-
-def draw(chart: Chart, name: str) -> str:
-    """The chart; `name` is its own on the page."""
-    x, y = axes_of(chart)
-    parts = [*_frame(chart, x, y)]
-    parts += [f'<g class="series" data-method="{line.method.index}">{_band(line, x, y)}</g>' for line in chart.lines]
-    parts += [f'<g class="series" data-method="{line.method.index}">{_curve(line, x, y)}</g>' for line in reversed(chart.lines)]
+def chart_svg(chart: Chart, name: str) -> tuple[str, dict[str, Any]]:
+    """The chart and its hover data; `name` is its own on the page."""
     said = ", ".join(line.method.name for line in chart.lines)
-    label = escape(f"{chart.title}. Across: {chart.x}. Up: {chart.y}. Lines: {said}.")
+    label = f"{chart.title}. Across: {chart.x}. Up: {chart.y}. Lines: {said}."
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
+        axes = _axes(CHART)
+        draw_chart(axes, chart)
+        lines = [
+            {
+                "method": line.method.index,
+                "name": line.method.name,
+                "colour": colour(line.method),
+                "points": [
+                    {"x": _short(point.x), "y": [_short(value) for value in point.values], "seeds": list(point.seeds)}
+                    for point in line.points
+                ],
+            }
+            for line in chart.lines
+        ]
+        data = {"box": _box(axes), "log": chart.log, "x": chart.x, "y": chart.y.partition(" (")[0], "lines": lines}
+        return _svg(axes.figure, "chart", name, label), data
+
+
+def panel_svg(panel: Panel, heat: HeatMap, name: str) -> tuple[str, dict[str, Any]]:
+    """A method's heat map with all its views, of which the page shows one, and its hover data."""
+    label = f"{panel.method.name}: how often each noise level was drawn, times uniform, through {panel.end} steps"
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
+        axes = _axes(PANEL)
+        draw_panel(axes, panel, heat, list(panel.views))
+        for image in axes.images:
+            image.set_interpolation("none")  # a pixel for each number
+        views = {view: _deflated(values) for view, values in panel.views.items()}
+        data = {"box": _box(axes), "end": panel.end, "snr": log_snr_of(heat.process), "views": views}
+        return _svg(axes.figure, "heat", name, label), data
+
+
+def _axes(size: tuple[int, int]) -> Any:
+    """The axes of a figure of their own, at the same place in all figures of a size."""
+    (width, height), (left, right, top, bottom) = size, MARGINS[size]
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
+    place = (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
+    axes = figure.add_axes(place)
+    figure.patch.set_visible(False)
+    axes.patch.set_visible(False)
+    return axes
+
+
+def _box(axes: Any) -> dict[str, list[float]]:
+    """What the ends of the axes are, and where they lie in the SVG."""
+    place, height = axes.get_window_extent(), axes.figure.bbox.height
+    across, up = [place.x0, place.x1], [height - place.y0, height - place.y1]
+    return {"x": [*axes.get_xlim(), *across], "y": [*axes.get_ylim(), *up]}
+
+
+def _svg(figure: Figure, kind: str, name: str, label: str) -> str:
+    """What matplotlib wrote, in fewer characters: classes instead of ids, variables for colours, the page's own font."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    body = file.getvalue().partition("</defs>")[2].rpartition("</svg>")[0]
+    body = re.sub(r'<g id="[^"]*-method-(-?\d+)-\w+">', r'<g class="series" data-method="\1">', body)
+    body = re.sub(r'<g id="[^"]*"/>', "", body)
+    body = re.sub(r'<g id="[^"]*">', "<g>", body)
+    body = re.sub(r' id="view-(\w+)"', r' class="\1"', body)
+    body = re.sub(r" font-family: [^;\"]*;?| transform=\"rotate\(-0 [^\"]*\"", "", body)
+    body = re.sub(r' (?:d|x|y)="[^"]*"', lambda match: re.sub(r"\d+\.\d{3,}", _rounded, match[0]), body)
+    body = re.sub(r"data:image/png;base64,\s*([^\"]*)", _as_webp, body)
+    body = re.sub("|".join(VARIABLES), lambda match: f"var({VARIABLES[match[0]]})", body)
+    body = re.sub(r"\s*\n\s*", " ", body).replace("> <", "><").replace("xlink:href", "href")
+    width, height = (round(72 * size) for size in figure.get_size_inches())
     return (
-        f'<svg class="chart" id="{name}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
-        f'{"".join(parts)}<g class="hover"></g></svg>'
+        f'<svg class="{kind}" id="{name}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+        f'{body}<g class="hover"></g></svg>'
     )
 
 
-def hover_data(chart: Chart) -> dict[str, Any]:
-    """What the script needs to find the nearest point and to say what it is."""
-    x, y = axes_of(chart)
-    lines = [
-        {
-            "method": line.method.index,
-            "name": line.method.name,
-            "colour": colour(line.method),
-            "points": [
-                {"x": _short(point.x), "y": [_short(value) for value in point.values], "seeds": list(point.seeds)}
-                for point in line.points
-            ],
-        }
-        for line in chart.lines
-    ]
-    box = {key: [axis.low, axis.high, axis.start, axis.end, axis.log] for key, axis in (("x", x), ("y", y))}
-    return {"axes": box, "x": chart.x, "y": chart.y.partition(" (")[0], "lines": lines}
+def _rounded(match: re.Match[str]) -> str:
+    return f"{float(match[0]):.2f}"
 
 
-def colour(method: Method) -> str:
-    """As CSS: the grey of the baseline is another one in the dark."""
-    return "var(--baseline)" if method.index == 0 else method.colour
+def _as_webp(match: re.Match[str]) -> str:
+    """The same pixels in half the characters."""
+    return webp(Image.open(io.BytesIO(base64.b64decode(match[1]))), lossless=True)
 
 
-def swatch(method: Method) -> str:
-    """A short piece of the method's line."""
-    return (
-        f'<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true"><line x1="1" y1="5" x2="25" y2="5" '
-        f'style="stroke:{colour(method)}" stroke-dasharray="{method.dash}"/></svg>'
-    )
-
-
-def _frame(chart: Chart, x: Axis, y: Axis) -> list[str]:
-    right, foot = WIDTH - RIGHT, HEIGHT - BOTTOM
-    parts = [words("label", 2, 12, chart.y, "start"), words("label", (LEFT + right) / 2, HEIGHT - 6, chart.x)]
-    for value in y.ticks():
-        parts.append(stroke("grid", LEFT, y.at(value), right, y.at(value)))
-        parts.append(words("tick", LEFT - 7, y.at(value) + 4, tick_text(value), "end"))
-    for value in x.ticks(5):
-        parts.append(stroke("axis", x.at(value), foot, x.at(value), foot + 4))
-        parts.append(words("tick", x.at(value), foot + 17, tick_text(value)))
-    parts.append(stroke("axis", LEFT, foot, right, foot))
-    if chart.level is not None:
-        parts.append(stroke("level", LEFT, y.at(chart.level), right, y.at(chart.level)))
-    return parts
-
-
-def _band(line: Line, x: Axis, y: Axis) -> str:
-    """The range over seeds; a bar where there is one point alone."""
-    if all(len(point.values) < 2 for point in line.points):
-        return ""
-    upper = [(x.at(point.x), y.at(max(point.values))) for point in line.points]
-    lower = [(x.at(point.x), y.at(min(point.values))) for point in line.points]
-    if len(line.points) == 1:
-        return f'<path class="range" style="stroke:{colour(line.method)}" d="M{_place(*upper[0])}L{_place(*lower[0])}"/>'
-    around = "L".join(_place(*place) for place in [*upper, *lower[::-1]])
-    return f'<path class="band" style="fill:{colour(line.method)}" d="M{around}Z"/>'
-
-
-def _curve(line: Line, x: Axis, y: Axis) -> str:
-    places = [(x.at(point.x), y.at(point.y)) for point in line.points]
-    drawn = (
-        f'<path class="line" style="stroke:{colour(line.method)}" stroke-dasharray="{line.method.dash}" '
-        f'd="M{"L".join(_place(*place) for place in places)}"/>'
-    )
-    if len(places) > FEW:
-        return drawn
-    return drawn + "".join(
-        f'<circle class="mark" style="fill:{colour(line.method)}" cx="{across:.1f}" cy="{up:.1f}" r="3"/>'
-        for across, up in places
-    )
-
-
-def _place(across: float, up: float) -> str:
-    return f"{across:.1f} {up:.1f}"
+def _deflated(values: NDArray[np.float64]) -> str:
+    """Rows of numbers as JSON, three digits each, deflated: some thousand of them for every map."""
+    rows = [[float(f"{value:.3g}") if np.isfinite(value) else None for value in row] for row in values]
+    return base64.b64encode(zlib.compress(as_json(rows).encode(), 9)).decode()
 
 
 def _short(value: float) -> float:

@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from noisewise.looking.palette import Method
 from noisewise.report.charts import thinned
-from noisewise.report.palette import Method
 from noisewise.report.subject import Subject
 from noisewise.study.outcome import Evaluation, Outcome
 from noisewise.study.summary import judged
@@ -126,7 +127,11 @@ def _shown(picture: Picture, pixels: NDArray[np.uint8], quality: int) -> Shown:
     small = image.width <= 96  # every pixel is seen
     if image.width > WIDEST:
         image = image.resize((WIDEST, max(1, round(image.height * WIDEST / image.width))), Image.Resampling.LANCZOS)
+    return Shown(picture, webp(image, lossless=small, quality=quality), image.size)
+
+
+def webp(image: Image.Image, **settings: Any) -> str:
+    """An image as an address that holds it."""
     file = io.BytesIO()
-    image.save(file, "WEBP", lossless=small, quality=quality, method=4)
-    address = "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
-    return Shown(picture, address, image.size)
+    image.save(file, "WEBP", method=4, **settings)
+    return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()

@@ -1,8 +1,13 @@
 """Which noise levels were trained, as training went on."""
 
-from noisewise.report.heat import HeatMap, colour_table, draw_panel, heat_map, log_snr_of, scale_texts
+from dataclasses import replace
+from typing import Any
+
+from noisewise.looking.palette import AROUND_UNIFORM
+from noisewise.report.heat import HeatMap, heat_map, scale_texts
 from noisewise.report.html import Part, caption, per_schedule
 from noisewise.report.subject import Subject
+from noisewise.report.svg import panel_svg
 
 INTRO = """<p>Each picture is one run from its first step (bottom) to its last (top); across are the noise levels.
 Orange levels were trained more often than uniform sampling would, blue ones less. “Draws times weights” is what the gradient
@@ -16,17 +21,10 @@ def parts(subject: Subject) -> list[Part]:
     if not known:
         return []
     reach = max(heat.reach for heat in known)
-    maps = [None if heat is None else HeatMap(heat.process, heat.panels, reach) for heat in maps]
-    blocks = [_panels(heat, i) if heat else "" for i, heat in enumerate(maps)]
-    data = {
-        f"density-{i}-{panel.method.index}": {"snr": log_snr_of(heat.process)}
-        for i, heat in enumerate(maps)
-        if heat
-        for panel in heat.panels
-    }
-    table = ["".join(f"{part:02x}" for part in colour) for colour in colour_table()]
-    html = INTRO + _views() + _scale(reach) + per_schedule(subject, blocks)
-    return [Part("density", "Which noise levels were trained", html, {**data, "scale": {"reach": reach, "colours": table}})]
+    made = [_panels(replace(heat, reach=reach), i) if heat else ("", {}) for i, heat in enumerate(maps)]
+    data = {name: numbers for _, more in made for name, numbers in more.items()}
+    html = INTRO + _views() + _scale(reach) + per_schedule(subject, [block for block, _ in made])
+    return [Part("density", "Which noise levels were trained", html, data)]
 
 
 def _views() -> str:
@@ -39,19 +37,20 @@ def _views() -> str:
 
 
 def _scale(reach: int) -> str:
-    colours = colour_table(17)
-    stops = ", ".join(f"rgb({r} {g} {b})" for r, g, b in colours.tolist())
     texts = "".join(f"<span>{text}</span>" for text in scale_texts(reach))
     return (
         f'<div class="scale"><span class="what">times uniform</span><div><div class="bar" style="background:linear-gradient('
-        f'to right, {stops})"></div><div class="texts">{texts}</div></div></div>'
+        f'to right, {", ".join(AROUND_UNIFORM)})"></div><div class="texts">{texts}</div></div></div>'
     )
 
 
-def _panels(heat: HeatMap, number: int) -> str:
-    figures = "".join(
-        f'<figure data-method="{panel.method.index}">{caption(panel.method, f"seed {panel.seed}")}'
-        f"{draw_panel(panel, heat, f'density-{number}-{panel.method.index}')}</figure>"
-        for panel in heat.panels
-    )
-    return f'<div class="panels">{figures}</div>'
+def _panels(heat: HeatMap, number: int) -> tuple[str, dict[str, Any]]:
+    """A map for each method, and their hover data."""
+    figures, data = [], {}
+    for panel in heat.panels:
+        name = f"density-{number}-{panel.method.index}"
+        svg, data[name] = panel_svg(panel, heat, name)
+        figures.append(
+            f'<figure data-method="{panel.method.index}">{caption(panel.method, f"seed {panel.seed}")}{svg}</figure>'
+        )
+    return f'<div class="panels">{"".join(figures)}</div>', data

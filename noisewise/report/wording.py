@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from noisewise.report.axis import number
 from noisewise.report.charts import time_unit
+from noisewise.report.html import number
 from noisewise.report.subject import Subject
 from noisewise.study.findings import ENOUGH, findings
 from noisewise.study.summary import Summary, metric_label, summarise

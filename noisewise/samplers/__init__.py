@@ -3,25 +3,26 @@
 from collections.abc import Callable
 from functools import partial
 
-from noisewise.samplers.adaptive import AdaptiveSampler, paper_celebahq, paper_cifar10, paper_imagenet
+from noisewise.samplers.adaptive import AdaptiveSampler, paper_celebahq, paper_cifar10, paper_imagenet, released_cifar10
 from noisewise.samplers.base import Draw, LossAt, Sampler
 from noisewise.samplers.combine import Curriculum, Mix, Product, Shift, Switch
 from noisewise.samplers.correction import Correction, effective_sample_size
 from noisewise.samplers.gradient_variance import GradientVariance
 from noisewise.samplers.log_snr import EDMLogNormal, Laplace
 from noisewise.samplers.loss_moment import LossMoment
-from noisewise.samplers.speed import SpeeD
+from noisewise.samplers.speed import PublishedSpeeD, SpeeD
 from noisewise.samplers.static import Beta, CosMap, LogitNormal, Mode, Table, Uniform
 
 SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "uniform": Uniform,
-    "lognormal": LogitNormal,
+    "logit_normal": LogitNormal,
     "mode": Mode,
     "cosmap": CosMap,
     "beta": Beta,
     "edm": EDMLogNormal,
     "laplace": Laplace,
     "speed": SpeeD,
+    "speed_published": PublishedSpeeD,
     "table": Table,
     "mix": Mix,
     "shift": Shift,
@@ -37,10 +38,14 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "paper_cifar10": paper_cifar10,
     "paper_celebahq": paper_celebahq,
     "paper_imagenet": paper_imagenet,
+    "released_cifar10": released_cifar10,
 }
 """The names of spec strings."""
+ALIASES = {"lognormal": "logit_normal"}
+"""Older names, which still mean the same."""
 
 __all__ = [
+    "ALIASES",
     "SAMPLERS",
     "AdaptiveSampler",
     "Beta",
@@ -57,6 +62,7 @@ __all__ = [
     "Mix",
     "Mode",
     "Product",
+    "PublishedSpeeD",
     "Sampler",
     "Shift",
     "SpeeD",
@@ -67,4 +73,5 @@ __all__ = [
     "paper_celebahq",
     "paper_cifar10",
     "paper_imagenet",
+    "released_cifar10",
 ]

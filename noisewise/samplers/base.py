@@ -1,30 +1,28 @@
 """The interface every timestep sampler has, and all that they share.
 
 A sampler is a density q(u) on [0, 1], the quantile of the process's own training density (u = 0: least noise), given by its
-inverse CDF. The loop is always the same:
-
-    draw = sampler.sample(x0)
-    losses = loss_at(slice(None), draw.u)
-    (draw.weight * losses).mean().backward()
-    with sampler.observe(draw, losses.detach(), loss_at):
-        optimizer.step()
+inverse CDF. `sample` draws, `observe` is the block around an optimizer step that a learning sampler learns from. Training loops
+reach both through a recipe (recipes.py).
 """
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
-from noisewise.levels import check_range, middles, visible
+from noisewise.levels import check_per_sample, check_range, middles, visible
 from noisewise.processes import Process, check_process
-from noisewise.running import KeepsPrecision, check_per_sample
+from noisewise.running import KeepsPrecision
 from noisewise.samplers.correction import Correction, effective_sample_size
+from noisewise.samplers.histogram import Histogram
 from noisewise.streams import bits, checked_seed, stream_key, uniform_of, uniforms
+from noisewise.weighting import Weighting
 
 LossAt = Callable[[Any, Tensor], Tensor]
 """(rows, u) -> (N,) losses of the batch's rows at those u, not weighted by draw.weight."""
@@ -34,7 +32,7 @@ GRID = 4096  # at least so many points for means over u
 FORGOTTEN = 1000  # batches without a step after which `observe` was probably forgotten: nobody accumulates so many
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Draw:
     """What to train on in one batch: one entry a sample."""
 
@@ -50,6 +48,34 @@ class Draw:
     """The data the draw was conditioned on, kept only by samplers that learn from it."""
     rows: int = 0
     """How many of the samples, the last ones, `loss_at` can address: with gradient accumulation those of the last batch."""
+    process: Process | None = None
+    """Where alpha, sigma and log_snr come from."""
+    like: tuple[int, torch.dtype] = (1, torch.float32)
+    """How many dimensions x0 has, and its type."""
+
+    @cached_property
+    def alpha(self) -> Tensor:
+        """The coefficient of the data: x_u = draw.alpha * x0 + draw.sigma * noise."""
+        return self._shaped(self._known_process.scales(self.u)[0], self.like[1])
+
+    @cached_property
+    def sigma(self) -> Tensor:
+        """The coefficient of the noise, shaped and typed to multiply x0."""
+        return self._shaped(self._known_process.scales(self.u)[1], self.like[1])
+
+    @cached_property
+    def log_snr(self) -> Tensor:
+        """ln(alpha^2 / sigma^2), shaped to broadcast against x0, in the precision of u."""
+        return self._shaped(self._known_process.log_snr(self.u), self.u.dtype)
+
+    @property
+    def _known_process(self) -> Process:
+        if self.process is None:
+            raise ValueError("this draw knows no process: alpha, sigma and log_snr are of draws that sample() returned")
+        return self.process
+
+    def _shaped(self, per_sample: Tensor, dtype: torch.dtype) -> Tensor:
+        return per_sample.to(dtype).view(-1, *[1] * (self.like[0] - 1))
 
     def effective_sample_size(self) -> Tensor:
         """How many equally weighted samples this batch is worth, as a tensor."""
@@ -66,7 +92,9 @@ class Draw:
             return draws[0]
         x0 = [draw.x0 for draw in draws if draw.x0 is not None]
         joined = {name: torch.cat([getattr(draw, name) for draw in draws]) for name in ("u", "time", "weight", "density")}
-        return Draw(**joined, x0=torch.cat(x0) if len(x0) == len(draws) else None, rows=draws[-1].rows)
+        last = draws[-1]
+        kept = torch.cat(x0) if len(x0) == len(draws) else None
+        return Draw(**joined, x0=kept, rows=last.rows, process=last.process, like=last.like)
 
 
 def _joined(losses: Any) -> Tensor:
@@ -88,10 +116,11 @@ def fine_grid(process: Process, device: torch.device | str) -> Tensor:
 
 
 class Sampler(KeepsPrecision):
-    """A timestep sampler: `density` and `quantile` define it, `feedback` lets it learn.
+    """A timestep sampler: `density` and `quantile`, or a `table`, define it; `feedback` lets it learn.
 
     Args:
         process: the noising process.
+        table: the density as a histogram, or the masses of equal intervals of u; then `density` and `quantile` are given.
         correction: "none", "unbiased", "clipped(c)" or "tempered(p)"; "target" too for samplers that learn.
         draws: "independent"; "stratified" (one draw in each n-th of the probability, split over ranks); "antithetic"
             (pairs v and 1 - v). All three leave the marginal of every single draw exactly q.
@@ -100,11 +129,21 @@ class Sampler(KeepsPrecision):
 
     constant = True  # the density never changes: no learning, no dependence on the step
     conditional = False  # the density depends on the data
+    probes = False  # it evaluates the model, so it needs loss_at
+    wants_model = False  # it differentiates the model or looks ahead, so it needs to be shown it
     has_target = False  # it learns what reduces some objective, and knows the weights of that one
+    comes_with: type[Weighting] | None = None  # the loss weight of the published method, which a spec takes if it names none
     _looked = False  # at the range of a draw
+    _to_enter = False  # observe() was called, and its block has not begun
 
     def __init__(
-        self, process: Process, *, correction: str | Correction = "none", draws: str = "independent", seed: int = 0
+        self,
+        process: Process,
+        *,
+        table: Histogram | Tensor | None = None,
+        correction: str | Correction = "none",
+        draws: str = "independent",
+        seed: int = 0,
     ) -> None:
         super().__init__()
         check_process(process)
@@ -114,6 +153,7 @@ class Sampler(KeepsPrecision):
         self.correction = Correction.parse(correction)
         if self.correction.kind == "target" and not self.has_target:
             raise ValueError(f"{type(self).__name__} has no target: correction=target is for samplers that learn, as adaptive")
+        self.table = Histogram(table, persistent=False) if isinstance(table, Tensor) else table
         self.draws = draws
         self.seed = checked_seed(seed)
         self.step = 0  # optimizer steps observed
@@ -125,11 +165,16 @@ class Sampler(KeepsPrecision):
 
     def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
         """q(u) for each u (given its x0, for samplers that look at the data)."""
-        raise NotImplementedError
+        return self._table().density(u)
 
     def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
         """Where the uniform number v lands: any map whose image of the uniform density is q."""
-        raise NotImplementedError
+        return self._table().draw(v)[0]
+
+    def _table(self) -> Histogram:
+        if self.table is None:
+            raise NotImplementedError(f"{type(self).__name__} needs density() and quantile(), or a table")
+        return self.table
 
     def marginal(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
         """q(u) averaged over the data `x0`, for plots; the same as `density` for samplers that do not look at the data."""
@@ -163,6 +208,12 @@ class Sampler(KeepsPrecision):
         if n < 1:
             raise ValueError("cannot draw timesteps for an empty batch; drop empty batches before sampling")
         data = None if isinstance(x0, int) else x0
+        if self._to_enter:
+            self._to_enter = False
+            raise RuntimeError(
+                "observe(...) was called, but not entered, so nothing was learned: write `with sampler.observe(...):` around "
+                "optimizer.step()"
+            )
         if self.device != device:
             self.to(device)
         u, density, weight = self._draw(self._uniforms(n, device, generator), data)
@@ -171,17 +222,17 @@ class Sampler(KeepsPrecision):
         self.micro += 1
         if self.micro == FORGOTTEN and not self.constant:
             warnings.warn(
-                f"{FORGOTTEN} batches were drawn from {type(self).__name__} and none was observed, so it cannot learn: put "
-                "`with sampler.observe(draw, losses.detach()):` around optimizer.step()",
+                f"{FORGOTTEN} batches were drawn from {type(self).__name__} and none was observed, so it cannot learn: "
+                "attach its recipe to the optimizer, or put `with sampler.observe(draw, losses):` around the step",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return Draw(u, self.process.time(u), weight, density, self._kept(data), n)
+        like = (1, torch.float32) if data is None else (data.ndim, data.dtype if data.is_floating_point() else torch.float32)
+        return Draw(u, self.process.time(u), weight, density, self._kept(data), n, self.process, like)
 
-    @contextmanager
     def observe(
         self, draw: Draw | Sequence[Draw], losses: Tensor | Sequence[Tensor] | None = None, loss_at: LossAt | None = None
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Put this around `optimizer.step()`: the block is what gets measured.
 
         Args:
@@ -190,11 +241,18 @@ class Sampler(KeepsPrecision):
                 that as their target); a list with gradient accumulation.
             loss_at: evaluates losses of the (last) batch at other u: `loss_at(rows, u)`.
         """
+        self._to_enter = True
+        return self._observing(draw, losses, loss_at)
+
+    @contextmanager
+    def _observing(
+        self, draw: Draw | Sequence[Draw], losses: Tensor | Sequence[Tensor] | None, loss_at: LossAt | None
+    ) -> Iterator[None]:
+        self._to_enter = False
         one_draw = draw if isinstance(draw, Draw) else Draw.cat(draw)
         one_losses = losses if losses is None or isinstance(losses, Tensor) else _joined(losses)
         if one_losses is not None:
-            check_per_sample(one_losses, one_draw.u)
-            one_losses = one_losses.detach().float()
+            one_losses = check_per_sample(one_losses, one_draw.u).detach().float()
         with self.feedback(one_draw, one_losses, loss_at):
             yield
         self.advance()
@@ -246,9 +304,14 @@ class Sampler(KeepsPrecision):
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """u, its density and its weight, for uniform numbers v."""
-        u = self.quantile(v, x0)
-        density = self.density(u, x0)
-        return u, density, self._weight(u, density, x0)
+        if x0 is not None:
+            self._check_mean_is_known()
+        if self.table is not None:  # one look-up gives both
+            u, density = self.table.draw(v)
+        else:
+            u = self.quantile(v, x0)
+            density = self.density(u, x0)
+        return u, density, self._weight(u, density)
 
     def _look_at(self, u: Tensor) -> None:
         """An error if the first draw has left [0, 1]; to look at all of them would mean to wait for a GPU at every step."""
@@ -258,26 +321,31 @@ class Sampler(KeepsPrecision):
             raise ValueError(f"{type(self).__name__} drew what is no noise level: {error}") from None
         self._looked = visible(u, wait=True)
 
-    def _weight(self, u: Tensor, density: Tensor, x0: Tensor | None = None) -> Tensor:
-        raw = self._raw_weight(u, density)
-        return raw / self._mean_raw(x0) if self.correction.needs_mean else raw
+    # What `draw.weight` is made of: samplers/correction.py has the formula ----------------------------------------------
 
-    def _raw_weight(self, u: Tensor, density: Tensor) -> Tensor:
-        """The weight before it is divided by its mean, where that is not 1 already."""
-        raw = self.correction.raw(density)
-        return raw * self.target_weight(u) if self.correction.kind == "target" else raw
+    def _weight(self, u: Tensor, density: Tensor, cells: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """`draw.weight` of draws with this density; `cells` are those of `_cells`, if it is not the sampler's own density."""
+        return self.correction.weight(
+            density,
+            target=lambda: self.target_weight(u),
+            mean=lambda: self._mean_raw(density.device) if cells is None else self.correction.mean(*cells),
+        )
 
     def target_weight(self, u: Tensor) -> Tensor:
-        """How much the target counts a loss at u, over how much the loop does; times what the loop does, of the loop's mean."""
+        """t(u) of `correction=target`: w_target / w_loop, scaled so that its product with w_loop keeps w_loop's mean."""
         raise NotImplementedError
 
-    def _mean_raw(self, x0: Tensor | None) -> Tensor:
-        """The mean of the raw weights over the draws."""
-        if x0 is not None:
-            self._check_mean_is_known()
+    def _mean_raw(self, place: torch.device) -> Tensor:
         if self._mean_weight is None or not self.constant:
-            self._mean_weight = self._mean_over_draws(self.device if x0 is None else x0.device)
+            self._mean_weight = self.correction.mean(*self._cells(place))
         return self._mean_weight
+
+    def _cells(self, place: torch.device) -> tuple[Tensor, ...]:
+        """Intervals to take the mean weight over: their masses and densities, and what the masses sum to if that is not 1."""
+        if self.table is not None:
+            return self.table.mass, self.table.rows[:, 4]
+        density = self.density(fine_grid(self.process, place))
+        return density, density, density.sum()
 
     def _check_mean_is_known(self) -> None:
         """An error if weights have to be divided by a mean that is another for each sample."""
@@ -287,10 +355,7 @@ class Sampler(KeepsPrecision):
                 "sample, and its density depends on the data: use correction=unbiased or none, or policy=global"
             )
 
-    def _mean_over_draws(self, place: torch.device) -> Tensor:
-        """The same, from the density on a fine grid."""
-        density = self.density(fine_grid(self.process, place))
-        return (density * self.correction.raw(density)).sum() / density.sum()
+    # State ----------------------------------------------------------------------------------------------------------
 
     def _kept(self, x0: Tensor | None) -> Tensor | None:
         return None

@@ -14,7 +14,7 @@ from noisewise.processes import Process, check_same
 from noisewise.samplers.base import Draw, LossAt, Sampler
 from noisewise.samplers.correction import Correction
 from noisewise.samplers.learning import check_weighting
-from noisewise.samplers.static import Tabulated, Uniform, bins_of
+from noisewise.samplers.static import Uniform, bins_of
 from noisewise.weighting import Weighting
 
 
@@ -114,7 +114,7 @@ class Shift(Combined):
         return self.of.density(before, x0) * self.shift / (self.shift + (1 - self.shift) * u) ** 2
 
 
-class Product(Tabulated):
+class Product(Sampler):
     """q proportional to (the density of `of`) x (a weighting): draw more often what a weight would count more.
 
     With `correction="unbiased"` and the same weighting on the loss the objective keeps its weight, at a lower variance.
@@ -129,7 +129,7 @@ class Product(Tabulated):
         u = middles(bins_of(process))
         with torch.no_grad():
             mass = of.density(u) * check_weighting(weight, "weight").weights(objective or Objective(process), u)
-        super().__init__(process, mass, **{"correction": of.correction, "draws": of.draws, **common})
+        super().__init__(process, table=mass, **{"correction": of.correction, "draws": of.draws, **common})
 
 
 class Curriculum(Combined):

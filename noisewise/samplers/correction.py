@@ -1,23 +1,31 @@
 """Importance weights: what to multiply a loss by when its u was drawn from q instead of uniformly.
 
-============  ==========================  ===================================================================
-correction    weight                      the objective then is
-============  ==========================  ===================================================================
-none          1                           the sampler *is* the weighting: E_q[loss]
-unbiased      1 / q                       exactly uniform's, E_u[loss], at the price of variance
-target        (w / v) / q, scaled         the sampler's own target w, whatever weighting v the loop has on its losses;
-                                          for samplers that learn. The same as unbiased where the target is v
-clipped(c)    min(1 / q, c), over its     between the two: rare draws count at most c, before the division
-              mean
-tempered(p)   q^-p, over its mean         none at p = 0, unbiased at p = 1
-============  ==========================  ===================================================================
+All of `draw.weight` is here: `Correction.weight`, with `raw`, `mean` and `target_ratio`. Samplers supply q, t and the masses.
 
-Every weight has mean 1 over the draws, that of `target` where the loop has no weighting; with one, the two together have the
-mean of the loop's. So a correction does not change the learning rate. (Where q is zero nothing is ever
-drawn, and no weight can make up for that: mix in a floor.)
+    weight(u) = r(q(u)) t(u) / m
+
+1. Training takes the mean over the draws, so it minimises E_q[weight l] = int q weight l du.
+2. r = 1 leaves q as the weighting. r = 1 / q cancels it: int q (1 / q) l du = E_u[l], whatever q is.
+3. r = min(1 / q, c) and r = q^-p lie between the two. Their mean m = E_q[r] = sum_k mass_k r(q_k) is divided out.
+4. `target` wants the objective w, but the loop multiplies its losses by v. t = (w / v) E[v] / E[w], with r = 1 / q, gives
+   E_q[(t / q) v l] = E_u[w l] E[v] / E[w]. Elsewhere t = 1.
+5. So E_q[weight] = 1 (E_q[weight v] = E[v] for `target`): no correction changes the learning rate.
+
+============  ===========================  ==========================================================
+correction    weight                       the objective then is
+============  ===========================  ==========================================================
+none          1                            the sampler *is* the weighting: E_q[l]
+unbiased      1 / q                        exactly uniform's, E_u[l], at the price of variance
+target        t / q                        the sampler's own target, whatever weighting the loop has
+clipped(c)    min(1 / q, c) over its mean  between: rare draws count at most c, before the division
+tempered(p)   q^-p over its mean           none at p = 0, unbiased at p = 1
+============  ===========================  ==========================================================
+
+Where q is zero nothing is ever drawn, and no weight can make up for that: mix in a floor.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -55,11 +63,18 @@ class Correction:
 
     @property
     def needs_mean(self) -> bool:
-        """Whether `raw` has a mean other than 1."""
+        """Whether m is other than 1."""
         return self.kind in ("clipped", "tempered")
 
+    def weight(self, density: Tensor, target: Callable[[], Tensor], mean: Callable[[], Tensor]) -> Tensor:
+        """`draw.weight` for draws of these densities; t(u) and m are asked for only where they are not 1."""
+        raw = self.raw(density)
+        if self.kind == "target":
+            raw = raw * target()
+        return raw / mean() if self.needs_mean else raw
+
     def raw(self, density: Tensor) -> Tensor:
-        """The part of the weight that depends on the density alone, before it is divided by its mean."""
+        """r(q)."""
         if self.kind == "none":
             return torch.ones_like(density)
         density = density.clamp(min=1e-12)
@@ -69,8 +84,17 @@ class Correction:
             return (1 / density).clamp(max=self.value)
         return density**-self.value
 
+    def mean(self, mass: Tensor, density: Tensor, total: Tensor | float = 1.0) -> Tensor:
+        """m, over intervals in the last dimension; `total` is what the masses sum to."""
+        return (mass * self.raw(density)).sum(-1) / total
+
     def __str__(self) -> str:
         return f"{self.kind}({self.value:g})" if self.needs_mean else self.kind
+
+
+def target_ratio(target: Tensor, loop: Tensor, mean_target: Tensor, mean_loop: Tensor) -> Tensor:
+    """t: the target's weights over the loop's, scaled so that t times the loop's weight has the loop's mean."""
+    return target / loop.clamp(min=1e-30) / (mean_target / mean_loop)
 
 
 def effective_sample_size(weight: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ class GradientVariance(Learner):
     Needs `attach(model)` and `loss_at`.
     """
 
+    probes = wants_model = True
+
     def __init__(
         self,
         process: Process | Objective,
@@ -91,6 +93,7 @@ class GradientVariance(Learner):
         variance = distributed.gather_sum(variance)
         finite = torch.isfinite(variance)
         self.skipped.note(~finite)
+        self.skipped.warn()
         decay = torch.where(self.measured[stratum] > 0, self.decay, torch.zeros_like(self.variance[stratum]))
         updated = self.variance[stratum] * decay + torch.where(finite, variance, 0.0) * (1 - decay)
         self.variance[stratum] = torch.where(finite, updated, self.variance[stratum])

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from noisewise.levels import interval
 from noisewise.running import even_edges, wide
-from noisewise.samplers.base import Sampler
 
 
 class Histogram(nn.Module):
@@ -84,24 +83,24 @@ class Histogram(nn.Module):
         return torch.minimum(low + (v - before).clamp(min=0) * slope, high), density
 
 
-class TableSampler(Sampler):
-    """A sampler whose density is a histogram."""
+class RowHistogram:
+    """As `Histogram`, with masses of its own, a row, for each u and v.
 
-    table: Histogram
+    Args:
+        mass: (B, K), each row with a sum of 1.
+        table: whose intervals they are of.
+    """
 
-    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.density(u)
+    def __init__(self, mass: Tensor, table: Histogram) -> None:
+        self.mass, self.table = mass, table
 
-    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.table.draw(v)[0]
+    def density(self, u: Tensor) -> Tensor:
+        """q(u), one u a row."""
+        return (self.mass / self.table.widths).gather(1, self.table.bin(u)[:, None]).squeeze(1)
 
-    def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        u, density = self.table.draw(v)
-        return u, density, self._weight(u, density, x0)
-
-    def _mean_over_draws(self, place: torch.device) -> Tensor:
-        """Exactly, over the intervals."""
-        return (self.table.mass * self.correction.raw(self.table.rows[:, 4])).sum()
+    def quantile(self, v: Tensor) -> Tensor:
+        """Where v lands, one v a row."""
+        return row_quantile(self.mass, self.table.edges, v)
 
 
 def row_quantile(mass: Tensor, edges: Tensor, v: Tensor) -> Tensor:

@@ -11,11 +11,10 @@ from noisewise.levels import first_ticks, middles
 from noisewise.objective import Objective
 from noisewise.processes import Process, check_process, check_same
 from noisewise.running import Skipped
-from noisewise.samplers.base import fine_grid
-from noisewise.samplers.histogram import Histogram, TableSampler
+from noisewise.samplers.base import Sampler, fine_grid
+from noisewise.samplers.correction import target_ratio
+from noisewise.samplers.histogram import Histogram
 from noisewise.weighting import Weighting, is_fixed
-
-BAD_STEPS = 100  # in a row that are an error, unless told otherwise
 
 
 def split_objective(
@@ -40,7 +39,7 @@ def check_weighting(given: Any, name: str) -> Weighting:
     raise TypeError(f"{name} must be a Weighting, such as MinSNR(), got {repr(given)[:80]}{hint}")
 
 
-class Learner(TableSampler):
+class Learner(Sampler):
     """A sampler whose density is learned during training.
 
     Args:
@@ -50,13 +49,11 @@ class Learner(TableSampler):
         target: the weighting of the objective that is to fall; by default the one in use.
         objective: what the losses measure, to translate weights; if absent what models of this process usually predict.
         floor: the share of uniform mass, so that no noise level is ever starved.
-        max_bad_steps: after so many steps in a row with losses that are not finite, `observe` raises FloatingPointError. None:
-            100, or more where a training loop stops by itself (`give_way`).
     """
 
+    table: Histogram
     constant = False
     has_target = True
-    check_every = 50  # steps between two looks at the count: each waits for the device
 
     def __init__(
         self,
@@ -67,34 +64,24 @@ class Learner(TableSampler):
         target: Weighting | None = None,
         objective: Objective | None = None,
         floor: float = 0.0,
-        max_bad_steps: int | None = None,
         **common: Any,
     ) -> None:
-        super().__init__(process, **common)
+        super().__init__(process, table=table, **common)
         if not 0 <= floor <= 1:
             raise ValueError(f"floor must lie in [0, 1], got {floor}")
-        if max_bad_steps is not None and max_bad_steps < 1:
-            raise ValueError(f"max_bad_steps must be >= 1, got {max_bad_steps}")
         for name, given in (("weighting", weighting), ("target", target)):
             if given is not None:
                 check_weighting(given, name)
-        self.table = table
         self.objective = objective or Objective(process)
         # in tuples: these belong to the training loop, not to the sampler's state
         self._weightings = (weighting, weighting if target is None else target)
-        self._mean_target: Tensor | None = None
+        self._means: tuple[Tensor, Tensor] | None = None  # of the target and of the loop's weighting
         self._tables: dict[tuple[Hashable, torch.device], tuple[Tensor, Tensor]] = {}
         self._fixed_weights = all(is_fixed(one) for one in self._weightings)
         self._model: tuple[nn.Module, ...] = ()
         self._optimizer: tuple[torch.optim.Optimizer, ...] = ()
-        self.floor, self.max_bad_steps = floor, BAD_STEPS if max_bad_steps is None else max_bad_steps
-        self._limit_given = max_bad_steps is not None
+        self.floor = floor
         self.skipped = Skipped()
-
-    def give_way(self, steps: int) -> None:
-        """Let a loop that counts bad steps itself, and ends after so many at the latest, come first; a given limit holds."""
-        if not self._limit_given:
-            self.max_bad_steps = max(self.max_bad_steps, steps)
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> "Learner":
         self._model = (model,)
@@ -133,15 +120,15 @@ class Learner(TableSampler):
         return torch.ones_like(u) if target is weighting else self._tabled("over the loop's", self._target_ratio, u)
 
     def _target_ratio(self, u: Tensor) -> Tensor:
-        if self._mean_target is None or self._mean_target.device != u.device or not self._fixed_weights:
-            grid = fine_grid(self.process, u.device)
-            ones = torch.ones_like(grid)
-            self._mean_target = self.on_target(ones, grid).mean() / self.in_training(ones, grid).mean()
-        return self._raw_ratio(u) / self._mean_target
+        if self._means is None or self._means[0].device != u.device or not self._fixed_weights:
+            target, loop = self._both(fine_grid(self.process, u.device))
+            self._means = target.mean(), loop.mean()
+        return target_ratio(*self._both(u), *self._means)
 
-    def _raw_ratio(self, u: Tensor) -> Tensor:
+    def _both(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of the target and of the loop."""
         ones = torch.ones_like(u)
-        return self.on_target(ones, u) / self.in_training(ones, u).clamp(min=1e-30)
+        return self.on_target(ones, u), self.in_training(ones, u)
 
     def _weighted(self, which: int, losses: Tensor, u: Tensor) -> Tensor:
         weighting = self._weightings[which]
@@ -177,8 +164,3 @@ class Learner(TableSampler):
         if losses is None:
             raise ValueError(f"{type(self).__name__} learns from the losses: call observe(draw, losses.detach(), ...)")
         return losses
-
-    def advance(self) -> None:
-        super().advance()
-        if self.step % min(self.check_every, self.max_bad_steps) == 0:
-            self.skipped.check(self.max_bad_steps)

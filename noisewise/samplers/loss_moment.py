@@ -15,6 +15,8 @@ from noisewise.samplers.correction import Correction
 from noisewise.samplers.histogram import Histogram
 from noisewise.samplers.learning import Learner, split_objective
 
+LOOK = 50  # steps between two looks at the count of bad losses: each waits for the device
+
 
 class LossMoment(Learner):
     """q_t proportional to sqrt(E[L_t^2]) over each timestep's last losses; uniform until every timestep has enough.
@@ -58,6 +60,8 @@ class LossMoment(Learner):
         bins, history = self.losses.shape
         which = torch.where(torch.isfinite(values), which, bins)  # one bin more, for what is not a number
         self.skipped.count((which == bins).sum())
+        if self.step % LOOK == 0:
+            self.skipped.warn()
         order = torch.argsort(which, stable=True)
         which, values = which[order], values[order]
         in_batch = (which[:, None] == torch.arange(bins + 1, device=u.device)).sum(0)

@@ -12,7 +12,6 @@ from torch import Tensor
 from noisewise.levels import middles
 from noisewise.processes import Process, check_process
 from noisewise.samplers.base import Sampler
-from noisewise.samplers.histogram import Histogram, TableSampler
 
 BINS = 1000
 """Intervals of u for tabulated densities in continuous time; a discrete process brings its own number of timesteps."""
@@ -103,15 +102,7 @@ class CosMap(Sampler):
         return sine / (sine + cosine)
 
 
-class Tabulated(TableSampler):
-    """A fixed density given by the masses of equal intervals of u."""
-
-    def __init__(self, process: Process, mass: Tensor, **common: Any) -> None:
-        super().__init__(process, **common)
-        self.table = Histogram(mass, persistent=False)
-
-
-class Table(Tabulated):
+class Table(Sampler):
     """A density of the user's own: numbers over equal intervals of u, a function of u, or a .npy file of numbers.
 
     Args:
@@ -135,17 +126,17 @@ class Table(Tabulated):
         mass = torch.as_tensor(values, dtype=torch.float64)
         if mass.ndim != 1 or len(mass) == 0:
             raise ValueError(f"a table of densities must be a vector, got shape {tuple(mass.shape)}")
-        super().__init__(process, mass, **common)
+        super().__init__(process, table=mass, **common)
 
 
-class Beta(Tabulated):
+class Beta(Sampler):
     """u ~ Beta(a, b), tabulated: the exact mass of each timestep (of 1,000 intervals in continuous time)."""
 
     def __init__(self, process: Process, a: float = 1.0, b: float = 1.0, **common: Any) -> None:
         if not (a > 0 and b > 0):
             raise ValueError(f"Beta needs a > 0 and b > 0, got {a} and {b}")
         edges = torch.arange(bins_of(process) + 1, dtype=torch.float64) / bins_of(process)
-        super().__init__(process, beta_cdf(edges, a, b).diff().clamp(min=0), **common)
+        super().__init__(process, table=beta_cdf(edges, a, b).diff().clamp(min=0), **common)
 
 
 def beta_cdf(x: Tensor, a: float, b: float) -> Tensor:

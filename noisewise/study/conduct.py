@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from noisewise import distributed
+from noisewise.study.job import Job, forget_failure
 from noisewise.study.launch import Launcher
 from noisewise.study.live import Board
 from noisewise.study.outcome import PLAN, Comparison, Plan, read_comparison, read_outcome
 from noisewise.study.preflight import check_all
-from noisewise.study.worker import Job, forget_failure
 from noisewise.training.config import Config
 from noisewise.training.plain_files import open_own
 from noisewise.training.run_folder import sweep

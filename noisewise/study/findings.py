@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from noisewise import recipes
 from noisewise.samplers.gradient_variance import GradientVariance
 from noisewise.samplers.learning import Learner
-from noisewise.spec import build, build_process
+from noisewise.spec import build_process
 from noisewise.study.outcome import Comparison, Outcome
 from noisewise.study.paired import SEEDS, SIGNIFICANT
 from noisewise.study.summary import Summary, headline_images, metric_label, summarise
@@ -156,7 +157,7 @@ def _unlearned(comparison: Comparison) -> list[str]:
 
 def _learners(sampler: str, process: str) -> list[Learner]:
     """What learns in a spec's sampler: itself, or samplers inside it."""
-    return [part for part in build(sampler, build_process(process)).sampler.modules() if isinstance(part, Learner)]
+    return [part for part in recipes.recipe(sampler, build_process(process)).sampler.modules() if isinstance(part, Learner)]
 
 
 def _sooner(learners: Sequence[Learner], steps: int) -> str:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from noisewise.study.job import Status
 from noisewise.study.outcome import read_failure
-from noisewise.study.status import Status
 from noisewise.training.config import Config
-from noisewise.training.progress import clock, coarser, share_and_time_left, sparkline
+from noisewise.training.display import Display, Pace, clock, coarser, sparkline
+from noisewise.training.progress import share_and_time_left
 
 REFRESH = 0.5  # seconds
 AROUND = 4  # lines of a terminal that are not runs
@@ -97,19 +97,16 @@ class Board:
     def __init__(
         self, configs: Sequence[Config], console: Console | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self.console, self._clock = console or Console(stderr=True), now
+        self.display, self.pace = Display(console), Pace(now)
         self.lines = [Line(config) for config in configs]
         self.share = 0.0  # of all training that is done
-        self._found: float | None = None  # the share at the first look, which others may have trained
-        self._moved: tuple[float, float] | None = None  # moment and share when it had grown for the first time
-        self._said = -1
         self._failed: set[str] = set()
 
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Show the view around a block."""
-        if self.console.is_terminal:
-            with Live(console=self.console, refresh_per_second=1 / REFRESH, get_renderable=self.drawn):
+        if self.display.terminal:
+            with self.display.shown(self.drawn, every=REFRESH):
                 yield
             return
         over = threading.Event()
@@ -132,40 +129,24 @@ class Board:
         for line in self.lines:
             if line.state == "failed" and line.name not in self._failed:
                 self._failed.add(line.name)
-                self.say(f"failed: {line.name}: {line.reason}")
-        if int(self.share * 10) > self._said:
-            self._said = int(self.share * 10)
-            self.say(summary)
-
-    def say(self, message: str) -> None:
-        """Print a line as it is."""
-        self.console.print(message, markup=False, highlight=False, soft_wrap=True)
+                self.display.say(f"failed: {line.name}: {line.reason}")
+        self.display.say_tenth(self.share, summary)
 
     def look(self) -> str:
         """Read what is new, and sum it up: how much of all training is done, and when the rest will be, evaluations and all."""
         for line in self.lines:
             line.look()
         self.share = sum(line.share for line in self.lines) / len(self.lines)
-        done, left = f"{self.share:.0%} trained", self._time_left()
-        return done if left is None else f"{done}, about {clock(left)} left"
-
-    def _time_left(self) -> float | None:
-        """By the clock on the wall, which knows how many runs go on at once and what they do besides training."""
-        if self._found is None:
-            self._found = self.share
-        if self._moved is None and self.share > self._found:  # until then programs start and compile
-            self._moved = self._clock(), self.share
-        if self._moved is None or self.share <= self._moved[1]:
-            return None
         to_do = sum(1 - line.share for line in self.lines if line.state != "failed") / len(self.lines)
-        return to_do * (self._clock() - self._moved[0]) / (self.share - self._moved[1]) if to_do else None
+        done, left = f"{self.share:.0%} trained", self.pace.time_left(self.share, to_do)
+        return done if left is None else f"{done}, about {clock(left)} left"
 
     def drawn(self) -> Table:
         """The view as it is now."""
         table = Table(box=None, padding=(0, 1), title=self.look(), title_justify="left")
         for heading in ("schedule", "sampler", "seed", "", "steps", "it/s", "loss", "by level", "draws", "distance", ""):
             table.add_column(heading, no_wrap=heading not in ("sampler", ""), overflow="fold")
-        room = max(self.console.height - AROUND, 1)
+        room = max(self.display.console.height - AROUND, 1)
         shown = self.lines
         if len(shown) > room:
             first = sorted(range(len(shown)), key=lambda i: ORDER.index(self.lines[i].state))[: room - 1]

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from noisewise.metrics.heldout import check_classes
+from noisewise.study.job import is_false_start
 from noisewise.study.outcome import PLAN, Plan, read_outcome
-from noisewise.study.worker import is_false_start
 from noisewise.training import checkpoint
 from noisewise.training.components import Parts, build_parts, open_source
 from noisewise.training.config import FREE_WITHIN, Config

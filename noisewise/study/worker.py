@@ -10,19 +10,15 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from noisewise.generation.run_samples import draw_samples
 from noisewise.printable import printable
+from noisewise.study.job import Job, Status, explained, forget_status, record_failure
 from noisewise.study.measure import evaluate
-from noisewise.study.outcome import FAILURE, LOG, Failure, write_failure
-from noisewise.study.status import Status, forget_status
-from noisewise.training.checkpoint import steps_in
-from noisewise.training.config import Config
+from noisewise.study.outcome import FAILURE, LOG
 from noisewise.training.plain_files import open_own
 from noisewise.training.progress import Progress, summary
 from noisewise.training.run import Run
@@ -31,25 +27,10 @@ from noisewise.training.signals import StopRequest
 
 End = Literal["finished", "stopped", "failed"]
 PATIENCE = 60.0  # seconds to wait for a folder that another process is about to leave
-TAIL = 20  # lines of the log that go into a failure
 
 
 class Interrupted(Exception):
     """An evaluation was asked to end; it will be made when the run goes on."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run that a comparison needs."""
-
-    config: Config  # `out` is set
-    evaluate_at: tuple[float, ...]
-    images: int
-    headline: int | None = None  # images of one more distance at the end
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.config.out or "")
 
 
 class Notes(Progress):
@@ -116,19 +97,6 @@ def _opened(job: Job, notes: Notes, stop: StopRequest) -> Run | None:
     return None
 
 
-def is_false_start(folder: Path) -> bool:
-    """Whether a run failed before its first checkpoint: nothing would be lost if it began again with other settings."""
-    return (folder / FAILURE).is_file() and not steps_in(folder / "checkpoints")
-
-
-def forget_failure(folder: Path) -> None:
-    """A run is to be tried again, and what it said last is out of date."""
-    if is_false_start(folder):
-        (folder / "config.yaml").unlink(missing_ok=True)
-    (folder / FAILURE).unlink(missing_ok=True)
-    forget_status(folder)
-
-
 def _follow(run: Run, job: Job, turns: Iterable[float], stop: StopRequest, notes: Notes) -> bool:
     """Train and evaluate in turns; whether the end was reached."""
     trainer, walk = run.trainer, run.advance(stop)
@@ -186,20 +154,6 @@ def reached(run: Run, share: float) -> bool:
     if config.seconds is None:
         return trainer.step >= round(share * config.steps, 6)
     return trainer.seconds >= share * config.seconds or trainer.step >= config.steps
-
-
-def explained(error: Exception) -> str:
-    """The reason of a failure in a sentence."""
-    message = " ".join(str(error).split()) or type(error).__name__
-    starved = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or "can't allocate memory" in message
-    return f"out of memory: {message}" if starved else message
-
-
-def record_failure(job: Job, message: str, step: int | None = None, log: Path | None = None) -> None:
-    """Leave the reason, with the end of the log (that of the run, unless another is given), in the run's folder."""
-    log = log or job.folder / LOG
-    lines = log.read_text(errors="replace").splitlines()[-TAIL:] if log.is_file() else []
-    write_failure(job.folder, job.config, Failure(message, step, "\n".join(lines)))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What a configuration describes, built: process, objective, data, model."""
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -36,6 +37,19 @@ class Parts:
         now = self.description()
         told = [name for name in ("samples", "fingerprint") if name in before]
         return {name: f"{name} {before[name]} -> {now[name]}" for name in told if before[name] != now[name]}
+
+    def check_same_data(self, before: dict[str, Any]) -> None:
+        """An error if there are more or fewer samples than in a description, a warning if they do not look the same."""
+        found = self.other_data(before)
+        difference = ", ".join(found.values())
+        if "samples" in found:
+            raise ValueError(f"the data are not those that it was trained on ({difference}): begin a new run with --out")
+        if found:
+            warnings.warn(
+                f"the data are not those that the run was trained on, or are stored in another way ({difference}): if they are "
+                "others, it is no longer one run, and should be begun anew with --out",
+                stacklevel=2,
+            )
 
     def description(self) -> dict[str, Any]:
         """What has to be known of the data to use the model without them, and to recognise them."""

@@ -7,8 +7,9 @@ name (`--optimizer.lr 1e-4`). The names of samplers, weightings and processes ar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from noisewise import recipes
 from noisewise.objective import LossKind, Objective, Prediction
-from noisewise.spec import build, build_process
+from noisewise.spec import build_process
 
 
 @dataclass
@@ -140,7 +141,7 @@ class Config:
         loss: mse, l1 or huber.
         huber_delta: where Huber turns from quadratic to linear.
         sigma_data: the standard deviation of the data, for the edm prediction.
-        sampler: how timesteps are drawn and losses weighted, as in "lognormal+minsnr".
+        sampler: how timesteps are drawn and losses weighted, as in "logit_normal+minsnr".
         steps: optimizer steps.
         seconds: end after so much time in training steps, if that comes first; null for no limit.
         batch: samples in one optimizer step, over all processes and accumulated micro-batches.
@@ -234,7 +235,12 @@ class Config:
                 "precision=fp16 scales the loss, which samplers that differentiate do not; use bf16 or fp32 with them"
             )
         objective = self.objective()
-        build(self.sampler, objective.process, objective=objective)
+        recipes.recipe(self.sampler, objective)
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one gradient, over all processes."""
+        return self.batch // self.accumulation
 
     def objective(self) -> Objective:
         """What is trained: the process, what the model predicts, and the loss."""

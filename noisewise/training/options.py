@@ -3,7 +3,6 @@
 A preset is a YAML file of this package; the order is preset, then --config files, then single options, later ones win.
 """
 
-import difflib
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader  # type: ignore[attr-defined]
 
+from noisewise.suggest import closest
 from noisewise.training.config import FREE_WITHIN, PINNED, Config
 from noisewise.training.stored import FREE_FORM, Refused, no_setting, read_stored
 
@@ -145,7 +145,7 @@ def parse_config(
         names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
         free = tuple(f"--{group}.options." for group in FREE_FORM)
         words = [name for name in names if name not in known and not name.startswith(free)]
-        close = [meant[0] for word in words if (meant := difflib.get_close_matches(word, known, 1))]
+        close = [meant for word in words if (meant := closest(word, known))]
         hint = f"; did you mean {' or '.join(close)}?" if close and "nrecognized" in str(error) else ""
         raise ValueError(f"{error}{hint}") from error
     files = [str(file) for file in namespace.config or [] if file is not None]

@@ -1,6 +1,5 @@
 """Several processes: Accelerate sets them up and wraps the model for DDP; FSDP2 is torch's own."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -57,12 +56,3 @@ def spread(model: nn.Module, accelerator: Accelerator, parallel: str) -> nn.Modu
     if parallel == "fsdp" or accelerator.distributed_type == DistributedType.FSDP:
         return distributed.shard(model, accelerator.device)
     return accelerator.prepare_model(model)
-
-
-@torch.no_grad()
-def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """What DDP does for the model, for the few parameters outside it (a learned weighting)."""
-    if distributed.world_size() > 1:
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad.copy_(distributed.gather_sum(parameter.grad) / distributed.world_size())

@@ -1,48 +1,16 @@
-"""What the user sees of a running training: a live line in a terminal, plain lines in a log file."""
+"""What a run tells while it trains, and how the user sees it."""
 
-import math
-import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from noisewise.printable import printable
 from noisewise.training.config import Config
-
-BARS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: Sequence[float | None], low: float | None = None, high: float | None = None) -> str:
-    """Numbers as a row of bars, from `low` to `high` (by default their own range); a dot where there is none."""
-    values = [value if value is not None and math.isfinite(value) else None for value in values]
-    known = [value for value in values if value is not None]
-    if not known:
-        return "·" * len(values)
-    low, high = (min(known) if low is None else low), (max(known) if high is None else high)
-    span = (high - low) or 1.0
-    places = [None if value is None else min(max((value - low) / span, 0.0), 1.0) for value in values]
-    return "".join("·" if place is None else BARS[round(place * (len(BARS) - 1))] for place in places)
-
-
-def coarser(values: Sequence[float], most: int = 10) -> list[float]:
-    """The means of neighbours, so that at most so many are left."""
-    size = -(-len(values) // most)
-    return [sum(part) / len(part) for part in (values[i : i + size] for i in range(0, len(values), size))]
-
-
-def clock(seconds: float) -> str:
-    """h:mm:ss, or m:ss below an hour."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+from noisewise.training.display import Display, clock, coarser, line, sparkline
 
 
 class Progress(ABC):
@@ -76,29 +44,47 @@ class Quiet(Progress):
     def tell(self, message: str) -> None: ...
 
 
-class Lines(Progress):
-    """One plain line at each log point, at most one in `pause` seconds: for log files."""
+class Shown(Progress):
+    """A live bar with time left, loss, and loss and density by noise level; in a log file a line at each log point.
 
-    def __init__(self, pause: float = 5.0) -> None:
-        self.pause = pause
-        self._last = float("-inf")
-        self._total = 0
+    Args:
+        console: where to; by default stderr. Lines for log files go to stdout.
+        pause: seconds between two lines of a log file, at the least.
+    """
+
+    def __init__(self, console: Console | None = None, pause: float = 5.0) -> None:
+        self.display, self.pause = Display(console), pause
+        self._config = Config()
+        self._row: dict[str, Any] = {}
+        self._start = self._now = (0, 0.0)  # step and seconds, when this process began and now
+        self._last = float("-inf")  # when the last line was printed
 
     @contextmanager
     def running(self, config: Config, step: int) -> Iterator[None]:
-        self._total = config.steps
-        yield
+        self._config, self._start, self._now = config, (step, -1.0), (step, 0.0)
+        with self.display.shown(self._drawn):
+            yield
 
-    def step(self, step: int, seconds: float) -> None: ...
+    def step(self, step: int, seconds: float) -> None:
+        if self._start[1] < 0:
+            self._start = (step, seconds)  # the first step may have compiled something
+        self._now = (step, seconds)
 
     def row(self, row: dict[str, Any]) -> None:
-        now = time.monotonic()
-        if now - self._last >= self.pause or row["step"] == self._total:
+        self._row, now = row, time.monotonic()
+        if not self.display.terminal and (now - self._last >= self.pause or row["step"] == self._config.steps):
             self._last = now
-            print(f"step {row['step']}/{self._total}  {summary(row)}", flush=True)
+            print(f"step {row['step']}/{self._config.steps}  {summary(row)}", flush=True)
 
     def tell(self, message: str) -> None:
-        print(printable(message), file=sys.stderr, flush=True)
+        self.display.say(message, "yellow")
+
+    def _drawn(self) -> Group:
+        (step, seconds), config = self._now, self._config
+        share, left = share_and_time_left(config, self._start, self._now)
+        times = f"{clock(seconds)} spent" + (f", {clock(left)} left" if left is not None else "")
+        first = line(Text(config.sampler, style="bold"), share, f"step {step}/{config.steps}", times)
+        return Group(first, Text(summary(self._row) if self._row else "first log point to come"))
 
 
 def summary(row: dict[str, Any]) -> str:
@@ -114,46 +100,6 @@ def summary(row: dict[str, Any]) -> str:
     return "  ".join(part for part in parts if part)
 
 
-class Bar(Progress):
-    """A live bar in a terminal, with time left, loss, and loss and density by noise level."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
-        self._config = Config()
-        self._row: dict[str, Any] = {}
-        self._start = (0, 0.0)  # step and seconds when this process began
-        self._now = (0, 0.0)
-
-    @contextmanager
-    def running(self, config: Config, step: int) -> Iterator[None]:
-        self._config, self._start, self._now = config, (step, -1.0), (step, 0.0)
-        with Live(console=self.console, refresh_per_second=4, get_renderable=self._drawn):
-            yield
-
-    def step(self, step: int, seconds: float) -> None:
-        if self._start[1] < 0:
-            self._start = (step, seconds)  # the first step may have compiled something
-        self._now = (step, seconds)
-
-    def row(self, row: dict[str, Any]) -> None:
-        self._row = row
-
-    def tell(self, message: str) -> None:
-        self.console.print(printable(message), style="yellow", highlight=False, markup=False)
-
-    def _drawn(self) -> Group:
-        step, seconds = self._now
-        share, left = share_and_time_left(self._config, self._start, self._now)
-        table = Table.grid(padding=(0, 2))
-        table.add_row(
-            Text(self._config.sampler, style="bold"),
-            ProgressBar(total=1.0, completed=share, width=30),
-            f"step {step}/{self._config.steps}",
-            f"{clock(seconds)} spent" + (f", {clock(left)} left" if left is not None else ""),
-        )
-        return Group(table, Text(summary(self._row) if self._row else "first log point to come"))
-
-
 def share_and_time_left(config: Config, start: tuple[int, float], now: tuple[int, float]) -> tuple[float, float | None]:
     """How much of the budget is spent, and the seconds that the rest will take (None before that can be known)."""
     steps, seconds = now[0] - start[0], now[1] - max(start[1], 0.0)
@@ -165,11 +111,3 @@ def share_and_time_left(config: Config, start: tuple[int, float], now: tuple[int
         left = by_clock if left is None else min(left, by_clock)
         share = max(share, now[1] / config.seconds)
     return min(share, 1.0), left
-
-
-def suitable_progress(main: bool = True) -> Progress:
-    """A bar in a terminal, lines elsewhere, nothing in processes other than the first."""
-    if not main:
-        return Quiet()
-    console = Console(stderr=True)
-    return Bar(console) if console.is_terminal else Lines()

@@ -1,11 +1,10 @@
-"""The arithmetic of one optimizer step: gradients of its micro-batches, then all that follows from them.
+"""One optimizer step: gradients of its micro-batches, then all that follows from them.
 
 The trainer brings data and timesteps, and lets the sampler watch; `fast.GraphedStep` does the same arithmetic in CUDA graphs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,44 +12,57 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from noisewise import distributed
+from noisewise.feedback import preserved_buffers
 from noisewise.looking.monitor import Monitor
 from noisewise.models import with_labels
-from noisewise.objective import Objective
 from noisewise.samplers import Draw
 from noisewise.samplers.base import LossAt
 from noisewise.training import optimizer as optimization
+from noisewise.training.components import Parts
 from noisewise.training.config import Config
 from noisewise.training.ema import EMA
 from noisewise.training.guard import Guard
-from noisewise.training.parallel import average_gradients
+from noisewise.training.parallel import spread
+from noisewise.training.state import (
+    load_module,
+    load_named,
+    load_optimizer,
+    module_tensors,
+    named_tensors,
+    optimizer_tensors,
+)
 from noisewise.weighting import Weighting
 
+BINS = 20  # of the running losses over u; rows of metrics have tenths
 
-@dataclass
+
 class Step:
-    """`begin`, `backward` for each micro-batch, `update`."""
+    """`begin`, `backward` for each micro-batch, `update`. It makes and holds all that these change.
 
-    ready = False  # not a field: whether it is recorded in graphs
-    config: Config
-    accelerator: Accelerator
-    objective: Objective
-    model: nn.Module
-    network: nn.Module  # the model, as several processes share it
-    weighting: Weighting
-    parameters: list[nn.Parameter]
-    optimizer: torch.optim.Optimizer
-    ema: EMA
-    monitor: Monitor
-    guard: Guard
-    loss: Tensor = field(init=False)  # of all micro-batches so far
+    Args:
+        config: all settings.
+        parts: objective, data and model.
+        accelerator: the device, the processes and the precision.
+        weighting: of the losses; what it learns is trained with the model.
+    """
 
-    def __post_init__(self) -> None:
-        self.device: torch.device = self.accelerator.device
+    graphed = False  # whether a subclass records it
+    ready = False  # whether it is recorded
+
+    def __init__(self, config: Config, parts: Parts, accelerator: Accelerator, weighting: Weighting) -> None:
+        self.config, self.parts, self.accelerator = config, parts, accelerator
+        self.device: torch.device = accelerator.device
+        self.objective, self.model, self.weighting = parts.objective, parts.model, weighting.to(self.device)
+        self.network = spread(self.model, accelerator, config.parallel)  # the model, as several processes share it
         self.call = with_labels(self.network)
-        self.scaled_optimizer = (
-            self.accelerator.prepare_optimizer(self.optimizer) if self.accelerator.scaler is not None else None
-        )
-        self.loss = torch.zeros((), device=self.device)
+        self.names = {value: name for name, value in self.model.named_parameters()}
+        self.names |= {value: f"weighting.{name}" for name, value in weighting.named_parameters()}
+        self.parameters: list[nn.Parameter] = [value for value in self.names if value.requires_grad]
+        self.optimizer = optimization.make_optimizer(self.parameters, config.optimizer, self.device, graphed=self.graphed)
+        self.scaled_optimizer = accelerator.prepare_optimizer(self.optimizer) if accelerator.scaler is not None else None
+        self.ema = EMA(self.model, config.ema)
+        self.monitor, self.guard = Monitor(bins=BINS, decay=0.99).to(self.device), Guard().to(self.device)
+        self.loss = torch.zeros((), device=self.device)  # of all micro-batches so far
         # running statistics (BatchNorm's) change in the forward pass: a skipped step puts them back
         kept = self.model.state_dict()
         self.running_buffers = [value for name, value in self.model.named_buffers() if name in kept]
@@ -80,6 +92,16 @@ class Step:
         self.apply(draw, losses[0] if len(losses) == 1 else torch.cat(list(losses)), 1 - self.ema.decay())
         self.ema.updates += 1
 
+    def loss_at(self, x0: Tensor, labels: Tensor | None, call: Any = None) -> LossAt:
+        """The function that gives losses of this batch's rows at any noise levels."""
+
+        def losses(rows: Any, u: Tensor) -> Tensor:
+            with self.accelerator.autocast():
+                chosen = None if labels is None else labels[rows]
+                return self.objective.losses(call or self.call, x0[rows], u, None, chosen)
+
+        return losses
+
     # What is captured in graphs -------------------------------------------------------------------------------------
 
     def differentiate(self, loss_at: LossAt, u: Tensor, weight: Tensor) -> Tensor:
@@ -92,7 +114,7 @@ class Step:
 
     def apply(self, draw: Draw, losses: Tensor, blend: float | Tensor) -> None:
         """From gradients to new weights, averages (moved by the share `blend`) and statistics."""
-        average_gradients(self.weighting.parameters())
+        distributed.average_gradients(self.weighting.parameters())
         if self.scaled_optimizer is not None:
             self.accelerator.unscale_gradients(self.scaled_optimizer)
         norm = optimization.gradient_norm(self.parameters)
@@ -113,19 +135,79 @@ class Step:
             optimization.step_if_finite(self.optimizer, finite)
         self.ema.blend(blend)
 
-    # Evaluation and tidying -----------------------------------------------------------------------------------------
-
-    def loss_at(self, x0: Tensor, labels: Tensor | None, call: Any = None) -> LossAt:
-        """The function that gives losses of this batch's rows at any noise levels."""
-
-        def losses(rows: Any, u: Tensor) -> Tensor:
-            with self.accelerator.autocast():
-                chosen = None if labels is None else labels[rows]
-                return self.objective.losses(call or self.call, x0[rows], u, None, chosen)
-
-        return losses
-
     def drop_gradients(self) -> None:
         """optimizer.zero_grad without its bookkeeping."""
         for parameter in self.parameters:
             parameter.grad = None
+
+    # Getting ready --------------------------------------------------------------------------------------------------
+
+    def warm_up(self, tell: Callable[[str], None]) -> None:
+        """Compile, record, choose kernels and allocate; leaves no trace. `tell` is told what the user should know."""
+        if self.parts.classes and self.config.model.label_dropout:
+            self._try_no_class()
+        self.make_ready(tell)
+        self.wait()
+
+    def make_ready(self, tell: Callable[[str], None]) -> None:
+        """A forward and backward pass."""
+        with preserved_buffers(self.model):
+            self.accelerator.backward(self._losses_with(0).mean())
+        self.drop_gradients()
+
+    def _try_no_class(self) -> None:
+        """The label of withheld classes comes up rarely, so it may be long until a model without a place for it fails."""
+        classes = self.parts.classes
+        trained = self.config.compile and not self.graphed  # then it is compiled with gradients
+        with preserved_buffers(self.model), torch.set_grad_enabled(trained):
+            self._losses_with(0)  # what fails with any label is said as it is
+            try:
+                self._losses_with(classes)
+            except torch.OutOfMemoryError:
+                raise
+            except (IndexError, RuntimeError) as error:
+                raise ValueError(
+                    f"the model fails with the label {classes}, which stands for a withheld class (model.label_dropout "
+                    f"{self.config.model.label_dropout}): it must take {classes + 1} labels, or --model.label_dropout 0. "
+                    f"It said: {first_line(error)}"
+                ) from error
+
+    def _losses_with(self, label: int) -> Tensor:
+        """Of a micro-batch of zeros of this process."""
+        rows = self.config.micro_batch // distributed.world_size()
+        x0 = torch.zeros(rows, *self.parts.source.shape, device=self.device)
+        labels = torch.full((rows,), label, device=self.device) if self.parts.classes else None
+        self.network.train()
+        losses = self.loss_at(x0, labels)(slice(None), torch.linspace(0.1, 0.9, rows, device=self.device))
+        self.wait()
+        return losses
+
+    def wait(self) -> None:
+        """Until the device has done all it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    # Checkpoints ----------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """All tensors that it changes, by part; a collective call when the model is sharded."""
+        modules = {name: module_tensors(module) for name, module in self.modules().items()}
+        optimizer = optimizer_tensors(self.optimizer, self.names)
+        return {**modules, "ema": named_tensors(self.ema.average), "optimizer": optimizer}
+
+    def load(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Put saved tensors in place; they must fit."""
+        self.ready = False  # the optimizer's state will lie elsewhere
+        for name, module in self.modules().items():
+            load_module(module, tensors[name], name)
+        load_named(self.ema.average, tensors["ema"], "ema")
+        load_optimizer(self.optimizer, self.names, tensors["optimizer"])
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules whose tensors a step changes."""
+        return {"model": self.model, "weighting": self.weighting, "monitor": self.monitor, "guard": self.guard}
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, shortly."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -4,7 +4,6 @@ jsonargparse imports and calls what it finds under a key `class_path`: in a grou
 YAML. So it is shown plain values of settings that exist, and never the free options.
 """
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader
 
+from noisewise.suggest import closest
 from noisewise.training.config import Config
 from noisewise.training.plain_files import read_plain
 
@@ -75,8 +75,8 @@ def read_stored(path: Path) -> Stored:
 
 def no_setting(name: str, known: Iterable[str]) -> str:
     """What to say of a setting that is none."""
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"there is no setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+    meant = closest(name, list(known))
+    return f"there is no setting {name!r}" + (f"; did you mean {meant!r}?" if meant else "")
 
 
 def _check_size(text: str) -> None:

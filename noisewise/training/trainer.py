@@ -6,40 +6,25 @@ run continues exactly from a checkpoint that holds no random state, and two meth
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
-from noisewise import distributed
+from noisewise import distributed, recipes
 from noisewise.data import Batches
-from noisewise.feedback import preserved_buffers, seed_torch
-from noisewise.looking.monitor import Monitor, mean_density, mean_objective
-from noisewise.samplers.learning import Learner
-from noisewise.spec import build
+from noisewise.feedback import seed_torch
+from noisewise.looking.monitor import mean_density, mean_objective
 from noisewise.streams import stream_key
 from noisewise.training import optimizer as optimization
 from noisewise.training.checkpoint import Checkpoint, CheckpointError
 from noisewise.training.components import STEP, Parts
 from noisewise.training.config import Config
-from noisewise.training.ema import EMA
-from noisewise.training.fast import GraphedStep, why_not
-from noisewise.training.fast.fuse import fuse, unfuse
-from noisewise.training.guard import Guard
+from noisewise.training.fast import chosen_step
 from noisewise.training.memory import keep_freed_memory
-from noisewise.training.parallel import spread
-from noisewise.training.state import (
-    load_module,
-    load_named,
-    load_optimizer,
-    module_tensors,
-    named_tensors,
-    optimizer_tensors,
-)
-from noisewise.training.step import Step
+from noisewise.training.state import module_tensors
 
 LEVELS = 10  # noise levels in a row of metrics
 FINE = 50  # levels of the curves that cost nothing to know
@@ -64,54 +49,24 @@ class Trainer:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.objective, self.model = parts.objective, parts.model
-        self.micro_batch = config.batch // config.accumulation
-        if self.micro_batch % distributed.world_size():
+        if config.micro_batch % distributed.world_size():
             raise ValueError(
-                f"a micro-batch of {self.micro_batch} does not divide among {distributed.world_size()} processes: "
+                f"a micro-batch of {config.micro_batch} does not divide among {distributed.world_size()} processes: "
                 "choose another batch or accumulation"
             )
         usual = self.objective.process.usual_prediction
         if config.prediction == "eps" != usual:  # the default, which nobody may have chosen
             tell(f"the model predicts eps; usual for the process {config.process} is --prediction {usual}")
-        recipe = build(config.sampler, self.objective.process, objective=self.objective, seed=config.seed)
-        self.sampler, self.weighting = recipe.sampler.to(self.device), recipe.weighting.to(self.device)
-        for part in self.sampler.modules():
-            if isinstance(part, Learner):
-                part.give_way(config.max_bad_steps + config.log.every)  # we know more, and look when we log
-        against = why_not(config, accelerator, self.model)
-        if config.fast == "always" and against is not None:
-            raise ValueError(f"fast=always, but the fast path cannot be taken: {against}")
-        if against is None:
-            fuse(self.model)
-        elif config.compile:
-            self.model.compile(dynamic=False)
-        self.network = spread(self.model, accelerator, config.parallel)
-        self.names = {value: name for name, value in self.model.named_parameters()}
-        self.names |= {value: f"weighting.{name}" for name, value in self.weighting.named_parameters()}
-        self.parameters: list[nn.Parameter] = [value for value in self.names if value.requires_grad]
-        self.optimizer = optimization.make_optimizer(self.parameters, config.optimizer, self.device, graphed=against is None)
-        self.ema = EMA(self.model, config.ema)
+        recipe = recipes.recipe(config.sampler, self.objective, seed=config.seed)
+        self.sampler = recipe.sampler.to(self.device)
+        step = self.arithmetic = chosen_step(config, parts, accelerator, recipe.weighting, tell)
+        self.network, self.weighting, self.parameters = step.network, step.weighting, step.parameters
+        self.optimizer, self.ema, self.monitor, self.guard = step.optimizer, step.ema, step.monitor, step.guard
+        self.call, self.loss_at = step.call, step.loss_at
         self.sampler.attach(self.network, self.optimizer)
-        self.monitor, self.guard = Monitor(bins=2 * LEVELS, decay=0.99).to(self.device), Guard().to(self.device)
-        self.arithmetic = (GraphedStep if against is None else Step)(
-            config,
-            accelerator,
-            self.objective,
-            self.model,
-            self.network,
-            self.weighting,
-            self.parameters,
-            self.optimizer,
-            self.ema,
-            self.monitor,
-            self.guard,
-        )
-        self.call, self.loss_at = self.arithmetic.call, self.arithmetic.loss_at
-        if against is not None and self.device.type == "cuda" and config.fast != "never":
-            tell(f"the plain path, not the fast one: {against}")
         self.batches = Batches(
             parts.source,
-            batch=self.micro_batch,
+            batch=config.micro_batch,
             seed=config.seed,
             device=self.device,
             rank=distributed.rank(),
@@ -158,13 +113,13 @@ class Trainer:
         start = time.perf_counter()
         self.training_step()
         if wait:
-            self._wait()
+            self.arithmetic.wait()
         self.seconds += time.perf_counter() - start
 
     def settle(self) -> None:
         """Wait, on the clock, for what the device still has to do: before another run uses it."""
         start = time.perf_counter()
-        self._wait()
+        self.arithmetic.wait()
         self.seconds += time.perf_counter() - start
 
     def training_step(self) -> None:
@@ -174,7 +129,7 @@ class Trainer:
         draws, losses = [], []
         for micro in range(config.accumulation):
             seed_torch(stream_key(config.seed, STEP, self.step, micro, distributed.rank()) >> 1)
-            x0, labels = self.batches.get(self.samples + micro * self.micro_batch)
+            x0, labels = self.batches.get(self.samples + micro * config.micro_batch)
             labels = labels if self.parts.classes else None
             draws.append(self.sampler.sample(x0))
             losses.append(arithmetic.backward(x0, labels, draws[-1], last=micro == config.accumulation - 1))
@@ -185,64 +140,7 @@ class Trainer:
 
     def warm_up(self) -> None:
         """Compile, record, choose kernels and allocate, off the clock; leaves no trace."""
-        if self.parts.classes and self.config.model.label_dropout:
-            self._try_no_class()
-        if isinstance(self.arithmetic, GraphedStep) and not self.arithmetic.ready:
-            self._record(self.arithmetic)
-        if not self.arithmetic.ready:
-            self._try_out()
-        self._wait()
-
-    def _record(self, arithmetic: GraphedStep) -> None:
-        self.tell("compiling and recording the training step: up to two minutes, less the next time")
-        try:
-            arithmetic.capture(self.parts.source.shape, self.parts.classes)
-        except Exception as error:
-            if self.config.fast == "always":
-                raise
-            unfuse(self.model)  # our kernels may be what does not run
-            if self.config.compile:
-                self.model.compile(dynamic=False)
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self.tell(f"the plain path, not the fast one: the step cannot be recorded ({first})")
-        if arithmetic.ready and arithmetic.unrepeatable is not None:
-            self.tell(f"a resumed run will be the same up to rounding, not bit for bit: {arithmetic.unrepeatable}")
-
-    def _try_no_class(self) -> None:
-        """The label of withheld classes comes up rarely, so it may be long until a model without a place for it fails."""
-        classes = self.parts.classes
-        trained = self.config.compile and not isinstance(self.arithmetic, GraphedStep)  # then it is compiled with gradients
-        with preserved_buffers(self.model), torch.set_grad_enabled(trained):
-            self._losses_with(0)  # what fails with any label is said as it is
-            try:
-                self._losses_with(classes)
-            except torch.OutOfMemoryError:
-                raise
-            except (IndexError, RuntimeError) as error:
-                raise ValueError(
-                    f"the model fails with the label {classes}, which stands for a withheld class (model.label_dropout "
-                    f"{self.config.model.label_dropout}): it must take {classes + 1} labels, or --model.label_dropout 0. "
-                    f"It said: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
-                ) from error
-
-    def _try_out(self) -> None:
-        """A forward and backward pass."""
-        with preserved_buffers(self.model):
-            self.accelerator.backward(self._losses_with(0).mean())
-        self.arithmetic.drop_gradients()
-
-    def _losses_with(self, label: int) -> Tensor:
-        """Of a micro-batch of zeros of this process."""
-        x0 = torch.zeros(self.micro_batch // distributed.world_size(), *self.parts.source.shape, device=self.device)
-        labels = torch.full((len(x0),), label, device=self.device) if self.parts.classes else None
-        self.network.train()
-        losses = self.loss_at(x0, labels)(slice(None), torch.linspace(0.1, 0.9, len(x0), device=self.device))
-        self._wait()
-        return losses
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self.arithmetic.warm_up(self.tell)
 
     # Looking inside -------------------------------------------------------------------------------------------------
 
@@ -283,15 +181,7 @@ class Trainer:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """All tensors of the run, by part; a collective call when the model is sharded."""
-        return {
-            "model": module_tensors(self.model),
-            "ema": named_tensors(self.ema.average),
-            "optimizer": optimizer_tensors(self.optimizer, self.names),
-            "sampler": module_tensors(self.sampler),
-            "weighting": module_tensors(self.weighting),
-            "monitor": module_tensors(self.monitor),
-            "guard": module_tensors(self.guard),
-        }
+        return {**self.arithmetic.tensors(), "sampler": module_tensors(self.sampler)}
 
     def state(self) -> dict[str, Any]:
         """All other state of the run."""
@@ -318,15 +208,9 @@ class Trainer:
             raise CheckpointError(f"{checkpoint.path} does not fit this run: {type(error).__name__}: {error}") from error
 
     def _load(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
-        self._check_data(state["data"])
-        self.arithmetic.ready = False  # the optimizer's state will lie elsewhere
-        load_module(self.model, tensors["model"], "model")
-        load_named(self.ema.average, tensors["ema"], "ema")
-        load_optimizer(self.optimizer, self.names, tensors["optimizer"])
+        self.parts.check_same_data(state["data"])
+        self.arithmetic.load(tensors)
         self.sampler.load_state_dict(tensors["sampler"])  # by itself: it makes parts such as a policy on first use
-        load_module(self.weighting, tensors["weighting"], "weighting")
-        load_module(self.monitor, tensors["monitor"], "monitor")
-        load_module(self.guard, tensors["guard"], "guard")
         self.guard.longest.zero_()  # a run that went on from before its trouble gets another chance
         counts = {name: state[name] for name in ("step", "samples", "ema_updates", "processes")}
         if strange := [name for name, value in counts.items() if type(value) is not int or not 0 <= value < 2**63]:
@@ -337,19 +221,6 @@ class Trainer:
         self.ema.updates = counts["ema_updates"]
         if self.accelerator.scaler is not None and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-
-    def _check_data(self, description: dict[str, Any]) -> None:
-        """An error if there are more or fewer samples than the run was trained on, a warning if they do not look the same."""
-        found = self.parts.other_data(description)
-        difference = ", ".join(found.values())
-        if "samples" in found:
-            raise ValueError(f"the data are not those that it was trained on ({difference}): begin a new run with --out")
-        if found:
-            warnings.warn(
-                f"the data are not those that the run was trained on, or are stored in another way ({difference}): if they are "
-                "others, it is no longer one run, and should be begun anew with --out",
-                stacklevel=2,
-            )
 
     def close(self) -> None:
         """End the reading processes."""

@@ -5,6 +5,7 @@ import csv
 
 import pytest
 
+import noisewise
 from noisewise.analysis import ablate
 from noisewise.analysis.ablate import (
     SETTINGS,
@@ -18,7 +19,7 @@ from noisewise.analysis.ablate import (
 )
 from noisewise.commands.cli import main
 from noisewise.processes import DDPM
-from noisewise.spec import SpecError, build
+from noisewise.spec import SpecError
 from noisewise.study.outcome import Plan
 from tests.study.made import compared, curve
 
@@ -37,11 +38,13 @@ from tests.study.made import compared, curve
 )
 def test_one_setting_is_changed_and_nothing_else(spec, setting, value, expected):
     assert with_setting(spec, setting, value) == expected
-    build(expected, DDPM.linear())
+    noisewise.recipe(expected, DDPM.linear())
 
 
 def test_a_changed_setting_reaches_the_sampler():
-    samplers = [build(change.spec, DDPM.linear()).sampler for change in one_setting("adaptive", "floor", ["0", "0.3"])]
+    samplers = [
+        noisewise.recipe(change.spec, DDPM.linear()).sampler for change in one_setting("adaptive", "floor", ["0", "0.3"])
+    ]
     assert [sampler.floor for sampler in samplers] == [0, 0.3]
 
 
@@ -58,12 +61,12 @@ def test_all_settings_of_the_paper_share_their_usual_run():
     assert len({change.spec for change in usual}) == 1
     assert len({change.spec for change in changes}) == len(changes) - len(SETTINGS) + 1
     for change in changes:
-        build(change.spec, DDPM.linear())
+        noisewise.recipe(change.spec, DDPM.linear())
 
 
 def test_the_usual_values_are_the_defaults():
     written, plain = (
-        build(spec, DDPM.linear()).sampler
+        noisewise.recipe(spec, DDPM.linear()).sampler
         for spec in (all_settings("adaptive:estimator=reinforce")[1].spec, "adaptive:estimator=reinforce")
     )
     for name in ("chosen", "every"):
@@ -73,7 +76,7 @@ def test_the_usual_values_are_the_defaults():
 
 def test_what_a_spec_gives_already_is_kept():
     changes = all_settings("adaptive:estimator=reinforce,floor=0.4+minsnr")
-    assert {build(c.spec, DDPM.linear()).sampler.floor for c in changes if c.setting == "queue"} == {0.4}
+    assert {noisewise.recipe(c.spec, DDPM.linear()).sampler.floor for c in changes if c.setting == "queue"} == {0.4}
     assert not any("target" in change.spec for change in changes if change.setting != "target")
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import noisewise
 from noisewise.analysis import cost_model, overhead
 from noisewise.analysis.cost_model import Cost, filled, hold, interval, published
 from noisewise.analysis.moments_of_training import opened
@@ -13,7 +14,6 @@ from noisewise.analysis.overhead import settings, whole_numbers
 from noisewise.analysis.step_cost import LEAST, Times, configured, counted, counting, recipes, step
 from noisewise.commands.cli import main
 from noisewise.processes import DDPM
-from noisewise.spec import build
 from noisewise.training.options import load_preset
 from tests.training.tiny import tiny
 
@@ -43,9 +43,9 @@ def test_the_stated_141_needs_a_step_of_a_third_more_than_a_forward_pass():
 
 @pytest.mark.parametrize(("steps", "batch"), [(1000, 128), (512, 64), (100, 100)])
 def test_our_version_of_the_published_method_costs_what_the_formula_says(steps, batch):
-    sampler = build("paper_cifar10", DDPM.linear(steps)).sampler
+    sampler = noisewise.recipe("paper_cifar10", DDPM.linear(steps)).sampler
     assert cost_model.overhead(sampler, batch) == pytest.approx(published(steps, batch), rel=2e-3)  # but for filled-up calls
-    exact = build(f"paper_cifar10:probe_batch={steps + 3 * batch}", DDPM.linear(steps)).sampler
+    exact = noisewise.recipe(f"paper_cifar10:probe_batch={steps + 3 * batch}", DDPM.linear(steps)).sampler
     assert cost_model.overhead(exact, batch) == pytest.approx(published(steps, batch), rel=1e-12)
 
 
@@ -105,7 +105,7 @@ def test_updates_come_as_often_in_training_as_predicted(trainer, spec, steps):
 
 
 def test_a_look_ahead_stays_within_its_budget():
-    sampler = build("adaptive:estimator=lookahead,budget=0.05", DDPM.linear()).sampler
+    sampler = noisewise.recipe("adaptive:estimator=lookahead,budget=0.05", DDPM.linear()).sampler
     assert 1.04 < cost_model.overhead(sampler, 128) <= 1.05
 
 
@@ -121,13 +121,13 @@ def test_calls_are_filled_up(samples, most, total):
 
 
 def test_two_intervals_in_one_sampler_are_refused():
-    sampler = build("switch:first=(adaptive:every=10),then=(adaptive:every=20),at=5", DDPM.linear()).sampler
+    sampler = noisewise.recipe("switch:first=(adaptive:every=10),then=(adaptive:every=20),at=5", DDPM.linear()).sampler
     with pytest.raises(ValueError, match="every 10 and 20 steps"):
         interval(sampler, 16)
 
 
 def test_holding_changes_nothing_of_a_static_sampler():
-    sampler = build("speed", DDPM.linear()).sampler
+    sampler = noisewise.recipe("speed", DDPM.linear()).sampler
     sampler.step = 7
     hold(sampler, update=True)
     assert sampler.step == 7

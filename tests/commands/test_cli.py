@@ -64,9 +64,53 @@ def test_the_version_is_the_package_s(capsys):
     assert capsys.readouterr().out.strip() == __version__
 
 
-def test_an_unknown_command_is_refused_with_those_there_are(capsys):
-    assert main(["trian"]) == 2
-    assert "there is no command 'trian'; choose one of train, " in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "noisewise: error: there is no command 'trian'; choose one of train, "),
+        (["trian"], "; did you mean train?"),
+        (["--hepl"], "unrecognized arguments: --hepl; did you mean --help?"),
+        (["generate", "run", "--cout=3"], "noisewise generate: error: unrecognized arguments: --cout=3; did you mean --count?"),
+        (["generate", "run", "other"], "unrecognized arguments: other\n"),
+        (["generate", "run", "--format=pgn"], "argument --format: invalid choice: 'pgn'"),
+        (["generate", "run", "--coun", "3"], "; did you mean --count?"),  # and not taken for it
+        (["analyze", "increment"], "noisewise analyze: error: there is no analysis 'increment'; choose one of gradients, "),
+        (["encode"], "the following arguments are required: --data"),
+    ],
+)
+def test_a_wrong_use_is_a_line_with_what_was_probably_meant(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.splitlines()) == 2
+    assert said.splitlines()[1].endswith(" --help")
+
+
+def test_help_keeps_examples_in_lines_and_wraps_the_rest(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main(["preview", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("  noisewise preview --scheduler ") for line in lines) == 2
+    assert all(len(line) < 60 for line in lines if not line.startswith("  noisewise "))
+
+
+def test_help_of_train_shows_its_options_and_the_settings(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    said = capsys.readouterr().out
+    assert all(f"\n  {flag} " in said for flag in ("--preset", "--dry-run", "--optimizer.lr", "--data.path"))
+    assert said.count("usage:") == 1
+
+
+def test_help_imports_neither_torch_nor_the_commands():
+    code = "import sys; from noisewise.commands.cli import main; main(['--help']); print(sorted(sys.modules), file=sys.stderr)"
+    loaded = run("-c", code).stderr
+    assert "'noisewise.commands.parser'" in loaded
+    assert "torch" not in loaded
+    assert "'noisewise.commands.train'" not in loaded
 
 
 @pytest.mark.parametrize(

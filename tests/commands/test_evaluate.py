@@ -14,6 +14,7 @@ from noisewise.generation.trained import load_trained
 from noisewise.metrics.digits_features import digits_features
 from noisewise.metrics.frechet import features_distance
 from noisewise.metrics.likelihood import variational_bound
+from noisewise.metrics.optimal_loss import FILE, load_optimal_loss, optimal_loss
 from noisewise.training.run_folder import read_rows
 from tests.generation.runs import checkpoint_of, copy_of_run, trained_once
 from tests.metrics.sets import digits
@@ -349,3 +350,17 @@ def test_held_out_data_that_are_not_there_are_told_and_only_a_wish_for_nothing_e
     for wish in (["--data", "digits", "--vlb", 2], ["--metrics", "none", "--heldout", 4]):
         assert evaluate(tmp_path / "other", *wish) is None
         assert "no split 'test'" in capsys.readouterr().err
+
+
+def test_the_optimal_loss_stands_beside_the_held_out_loss(run, evaluate, capsys):
+    result = evaluate(run, "--metrics", "none", "--optimal")["heldout"]
+    trained = load_trained(run)
+    expected = optimal_loss(trained.objective, open_data("digits"), 5)
+    assert result["optimal_by_level"] == pytest.approx(expected.loss.tolist(), rel=1e-9)
+    assert result["memorised_by_level"] == expected.memorised.tolist()
+    assert result["reducible"] == pytest.approx(result["loss"] - float(expected.loss.mean()))
+    assert "reducible" in capsys.readouterr().out
+    assert torch.equal(load_optimal_loss(run / FILE, trained.objective).memorised, expected.memorised)
+    assert "reducible" not in evaluate(run, "--metrics", "none")["heldout"]
+    assert evaluate(run, "--optimal", "--heldout", 0) is None
+    assert "--heldout 0" in capsys.readouterr().err

@@ -11,8 +11,8 @@ import pytest
 
 from noisewise.commands.cli import main
 from noisewise.printable import printable
-from noisewise.report.axis import axis_around
-from noisewise.spec import SpecError, build
+from noisewise.recipes import recipe
+from noisewise.spec import SpecError
 from noisewise.study.outcome import Plan
 from noisewise.training import checkpoint
 from noisewise.training.run import Run, check_name, default_folder
@@ -144,14 +144,6 @@ def test_a_report_draws_any_number(change, tmp_path, call):
     assert call(REPORT)[0] == 0
 
 
-@pytest.mark.parametrize("log", [True, False])
-@pytest.mark.parametrize("values", [[1e308, 1e-308], [1e300], [1e-320, 1.0], [1e308] * 3])
-def test_an_axis_has_room_for_any_number(values, log):
-    axis = axis_around(values, 0, 100, log=log)
-    assert axis.high > axis.low
-    assert len(axis.ticks()) < 20
-
-
 PIPES = ["generated/step-00000012-seed-0/generation.json", "generated/step-00000012-seed-0/00000000.png"]
 
 
@@ -250,7 +242,7 @@ def test_a_tracker_does_not_write_outside_the_run(tmp_path):
 @pytest.mark.parametrize("words", [["train", "--preset", "digits", "--out", "bad\udcff"], ["report", "bad\udcff"]])
 def test_a_name_that_is_no_utf8_is_refused(words, call):
     status, said = call(words)
-    assert (status, "UTF-8" in said) == (2, True)
+    assert (status, "UTF-8" in said) == (1, True)
 
 
 @pytest.mark.parametrize("depth", [30, 1500])
@@ -259,8 +251,8 @@ def test_specs_too_deep_in_one_another_are_refused(depth):
     for _ in range(depth):
         spec = f"mix:of=({spec}),floor=0.1"
     with pytest.raises(SpecError, match="deep"):
-        build(spec, tiny().objective())
-    build("mix:of=(mix:of=(mix:of=(speed:k=5),floor=0.1),floor=0.1),floor=0.1", tiny().objective())
+        recipe(spec, tiny().objective())
+    recipe("mix:of=(mix:of=(mix:of=(speed:k=5),floor=0.1),floor=0.1),floor=0.1", tiny().objective())
 
 
 def test_control_characters_are_written_out():

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from noisewise import Flow, Objective, build
+import noisewise
+from noisewise import Flow, Objective
 from noisewise.commands.cli import main
 from noisewise.looking.curves_text import BLOCKS, COLUMNS, chart, columns, common_limits
 from noisewise.looking.recipe_curves import preview
@@ -24,7 +25,7 @@ def clean_place(tmp_path, monkeypatch):
 
 def curves_of(spec, process, prediction, weight_of="model"):
     objective = Objective(process, prediction)
-    recipe = build(spec, process, objective=objective)
+    recipe = noisewise.recipe(spec, objective)
     return preview(recipe.sampler, recipe.weighting, process, objective=objective, weight_of=weight_of, title=spec)
 
 
@@ -40,11 +41,11 @@ def saved_scheduler(folder, name="DDPMScheduler", **settings):
     [("linear", "eps"), ("cosine:steps=400", "eps"), ("flow", "flow"), ("edm", "edm"), ("ve", "eps")],
 )
 def test_the_json_holds_the_numbers_of_preview(scheduler, prediction):
-    command = ["preview", "--scheduler", scheduler, "--sampler", "lognormal:correction=tempered(0.5)", "--weighting", "p2"]
+    command = ["preview", "--scheduler", scheduler, "--sampler", "logit_normal:correction=tempered(0.5)", "--weighting", "p2"]
     assert main([*command, "--compare", "uniform", "mode+minsnr:gamma=1", "--json", "numbers/found.json"]) == 0
     found = json.loads(Path("numbers/found.json").read_text())
     assert (found["scheduler"], found["prediction"], found["weight_of"]) == (scheduler, prediction, "model")
-    specs = ["lognormal:correction=tempered(0.5)+p2", "uniform", "mode+minsnr:gamma=1"]
+    specs = ["logit_normal:correction=tempered(0.5)+p2", "uniform", "mode+minsnr:gamma=1"]
     assert [recipe["spec"] for recipe in found["recipes"]] == specs
     for recipe in found["recipes"]:
         expected = curves_of(recipe["spec"], build_process(scheduler), prediction)
@@ -66,10 +67,14 @@ def test_the_prediction_and_whose_weight_can_be_chosen():
 
 
 def test_what_is_printed_is_what_was_found(capsys):
-    assert main(["preview", "--scheduler", "linear", "--sampler", "lognormal", "--weighting", "minsnr:gamma=5"]) == 0
+    assert main(["preview", "--scheduler", "linear", "--sampler", "logit_normal", "--weighting", "minsnr:gamma=5"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    curves = curves_of("lognormal+minsnr:gamma=5", build_process("linear"), "eps")
-    assert lines[:3] == ["linear, eps prediction; w is the weight of the model's own eps loss", "", "lognormal+minsnr:gamma=5"]
+    curves = curves_of("logit_normal+minsnr:gamma=5", build_process("linear"), "eps")
+    assert lines[:3] == [
+        "linear, eps prediction; w is the weight of the model's own eps loss",
+        "",
+        "logit_normal+minsnr:gamma=5",
+    ]
     over_time, over_log_snr = common_limits([curves])
     for line in [*chart(curves, "time", over_time), *chart(curves, "log_snr", over_log_snr)]:
         assert f"  {line}" in lines
@@ -91,7 +96,7 @@ def test_the_chart_of_known_curves():
     assert drawn == "  p   " + "█" * 15 + "▂" * 45 + "  max 2.29"  # 4 and 1 over 7/4; a quarter of eight blocks is two
     rising = columns(curves_of("beta:a=2,b=1", Flow(), "flow"), "time", "p", (0.0, 1.0))
     np.testing.assert_allclose(rising, (np.arange(COLUMNS) + 0.5) / COLUMNS * 2, atol=0.01)
-    symmetric = columns(curves_of("lognormal", Flow(), "flow"), "log_snr", "p", (8.0, -8.0))
+    symmetric = columns(curves_of("logit_normal", Flow(), "flow"), "log_snr", "p", (8.0, -8.0))
     np.testing.assert_allclose(symmetric, symmetric[::-1], rtol=0.01, atol=1e-4)
 
 
@@ -110,11 +115,11 @@ def test_nothing_is_blank_and_a_trace_is_not():
         ("adaptive", "this sampler learns: p is what it draws before the first step"),
         ("mix:of=(loss_adaptive)", "this sampler learns"),
         (
-            "curriculum:start=(uniform),end=(lognormal)",
+            "curriculum:start=(uniform),end=(logit_normal)",
             "this sampler changes over training: p is what it draws at the first step",
         ),
         ("uniform+learned", "this weighting is learned: w is what it is before the first step"),
-        ("lognormal+minsnr", None),
+        ("logit_normal+minsnr", None),
     ],
 )
 def test_what_training_will_change_is_said(spec, said, capsys):
@@ -133,7 +138,7 @@ def test_a_target_that_the_importance_weight_carries_is_said(spec, said, capsys)
 
 
 def test_a_picture_of_several_recipes(capsys):
-    command = ["preview", "--scheduler", "flow:time_scale=1000", "--sampler", "lognormal", "--compare", "uniform", "mode"]
+    command = ["preview", "--scheduler", "flow:time_scale=1000", "--sampler", "logit_normal", "--compare", "uniform", "mode"]
     assert main([*command, "--out", "pictures/compared.png"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(Path("pictures/compared.png"))
     pixels = (image.imread("pictures/compared.png")[..., :3] * 255).round().astype(int)
@@ -186,7 +191,7 @@ def test_a_folder_with_the_name_of_a_process_is_not_taken_for_one():
         (["linear", "--sampler", "unifrm"], "did you mean 'uniform'"),
         (["linear", "--compare", "uniform", "speeed"], "did you mean 'speed'"),
         (["linear", "--weighting", "minsrn"], "did you mean 'minsnr'"),
-        (["linear", "--weighting", "lognormal"], "names the sampler lognormal, but only a weighting can stand here"),
+        (["linear", "--weighting", "logit_normal"], "names the sampler logit_normal, but only a weighting can stand here"),
         (["flow", "--shift", "2.5"], 'flow is none: instead write --sampler "shift:of=(uniform),shift=2.5"'),
         (
             ["flow", "--mu", "1.15"],

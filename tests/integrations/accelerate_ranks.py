@@ -1,4 +1,4 @@
-"""Two ranks train with Accelerate, accumulating two batches; each writes digests of its draws and its sampler's states."""
+"""Two ranks train with Accelerate, accumulating two batches; each writes digests of its draws and its recipe's states."""
 
 import sys
 from pathlib import Path
@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from noisewise import build
-from noisewise.integrations.accelerate import Accelerated
+import noisewise
 from tests.integrations.problem import (
     BATCH,
     OBJECTIVE,
@@ -16,9 +15,8 @@ from tests.integrations.problem import (
     accelerated_batch,
     data,
     digest,
-    losses_of,
     network,
-    sampler_of,
+    recipe_of,
     seed,
 )
 from tests.workers.contracts import finish
@@ -27,11 +25,13 @@ STEPS = 4  # optimizer steps
 
 
 class Run:
-    def __init__(self, name):
+    def __init__(self, name, recipe=None):
         self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-        model = network()
-        self.model, self.optimizer = self.accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=1e-2))
-        self.sampler = Accelerated(self.accelerator, sampler_of(name)).attach(self.model, self.optimizer)
+        model, self.recipe = network(), recipe or recipe_of(name)
+        optimizer = torch.optim.Adam([*model.parameters(), *self.recipe.parameters()], lr=1e-2)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.recipe.attach(self.optimizer, self.model)
+        self.accelerator.register_for_checkpointing(self.recipe)
         self.draws, self.states = [], []
 
     def steps(self, first, last):
@@ -41,39 +41,17 @@ class Run:
             seed(self.accelerator.process_index, batch)
             draw = accelerated_batch(self, x0)
             self.draws.append(digest({"u": draw.u}))
-            self.states.append(digest(self.sampler.sampler.state_dict()) if batch % 2 else "")
+            self.states.append(digest(self.recipe.state_dict()) if batch % 2 else "")
         return self
 
 
-class Trained(torch.nn.Module):
-    """The network and a weighting that learns, as in docs/accelerate.md."""
-
-    def __init__(self, weighting):
-        super().__init__()
-        self.network, self.weighting = network(), weighting
-
-    def forward(self, x0, u):
-        losses = losses_of(self.network, x0, u)
-        return losses, self.weighting.weighted(losses, OBJECTIVE, u)
-
-
 def learned() -> list[str]:
-    """Digests of what was trained, before and after."""
-    accelerator, recipe = Accelerator(cpu=True), build("adaptive:warmup=1,every=1+learned", OBJECTIVE)
-    trained = Trained(recipe.weighting)
-    before = digest(trained.weighting.state_dict())
-    trained, optimizer = accelerator.prepare(trained, torch.optim.Adam(trained.parameters(), lr=1e-2))
-    sampler = Accelerated(accelerator, recipe.sampler)
-    for batch, x0 in enumerate(data(accelerator.process_index).split(BATCH)):
-        seed(accelerator.process_index, batch)
-        draw = sampler.sample(x0)
-        losses, weighted = trained(x0, draw.u)
-        accelerator.backward((draw.weight * weighted).mean())
-        with sampler.observe(draw, losses):
-            optimizer.step()
-        optimizer.zero_grad()
-    whole = accelerator.unwrap_model(trained)
-    return [before, digest(whole.weighting.state_dict()), digest(whole.network.state_dict())]
+    """Digests of what was trained, before and after: a weighting that learns, outside of the prepared model."""
+    run = Run("adaptive", noisewise.recipe("adaptive:warmup=1,every=1+learned", OBJECTIVE))
+    before = digest(run.recipe.weighting.state_dict())
+    run.steps(0, STEPS)
+    whole = run.accelerator.unwrap_model(run.model)
+    return [before, digest(run.recipe.weighting.state_dict()), digest(whole.state_dict())]
 
 
 def main(out: Path) -> None:

@@ -4,10 +4,8 @@ import importlib
 
 import pytest
 
-from noisewise.integrations.lightning import PACKAGES
 
-
-@pytest.fixture(scope="module", params=PACKAGES)
+@pytest.fixture(scope="module", params=["lightning.pytorch", "pytorch_lightning"])
 def pl(request):
     return importlib.import_module(request.param)
 

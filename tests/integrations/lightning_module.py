@@ -1,30 +1,28 @@
-"""The common problem as a LightningModule of either package."""
+"""The common problem as a LightningModule of either package: the three lines, and nothing else of ours."""
 
 from torch.optim import Adam
 from torch.utils.data import DataLoader, TensorDataset
 
-from noisewise.integrations.lightning import TimestepCallback
-from tests.integrations.problem import BATCH, data, losses_of, network, sampler_of, seed
+from tests.integrations.problem import BATCH, data, losses_of, network, recipe_of, seed
 
 
-def module_of(pl, name, rank=0, **settings):
-    """A module that draws through its own callback and keeps the draws."""
+def module_of(pl, name, rank=0):
+    """A module that holds its recipe and keeps the draws."""
 
     class Module(pl.LightningModule):
         def __init__(self):
             super().__init__()
             self.network = network()
-            self.timesteps = TimestepCallback(sampler_of(name), **settings)
+            self.recipe = recipe_of(name)
             self.draws = []
-
-        def configure_callbacks(self):
-            return [self.timesteps]
 
         def train_dataloader(self):
             return DataLoader(TensorDataset(data(rank)), batch_size=BATCH)
 
         def configure_optimizers(self):
-            return Adam(self.network.parameters(), lr=1e-2)
+            optimizer = Adam(self.network.parameters(), lr=1e-2)
+            self.recipe.attach(optimizer, self.network)
+            return optimizer
 
         def training_step(self, batch, batch_idx):
             (x0,) = batch
@@ -33,9 +31,9 @@ def module_of(pl, name, rank=0, **settings):
             def loss_at(rows, u):
                 return losses_of(self.network, x0[rows], u)
 
-            draw = self.timesteps.sample(x0)
+            draw = self.recipe.sample(x0)
             self.draws.append(draw)
-            return self.timesteps.loss(draw, loss_at(slice(None), draw.u), loss_at)
+            return self.recipe.loss(draw, loss_at(slice(None), draw.u), loss_at)
 
     return Module()
 

@@ -1,4 +1,4 @@
-"""Two DDP ranks train with Lightning, accumulating two batches; each writes digests of its draws and its sampler's state."""
+"""Two DDP ranks train with Lightning, accumulating two batches; each writes digests of its draws and its recipe's state."""
 
 import json
 import os
@@ -9,7 +9,6 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 
-from noisewise.integrations.lightning import PACKAGES
 from tests.integrations.lightning_module import module_of, trainer_of
 from tests.integrations.problem import SPECS, digest
 
@@ -34,13 +33,12 @@ def main(out: Path) -> None:
         resumed, _ = fit(name, rank, max_epochs=2, ckpt_path=str(out / f"{name}.ckpt"))
         result[name] = {
             "rank": trainer.global_rank,
-            "steps": whole.timesteps.sampler.step,
+            "steps": whole.recipe.sampler.step,
             "draws": [digest({"u": draw.u}) for draw in whole.draws],
-            "state": digest(whole.timesteps.state_dict()),
+            "state": digest(whole.recipe.state_dict()),
             "network": digest(whole.network.state_dict()),
-            "resumed": digest(resumed.timesteps.state_dict()),
+            "resumed": digest(resumed.recipe.state_dict()),
         }
-    result["packages"] = sorted(name for name in PACKAGES if name in sys.modules)
     part = out / f"part{rank}"
     part.write_text(json.dumps(result))
     os.replace(part, out / f"rank{rank}.json")

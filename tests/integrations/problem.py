@@ -5,7 +5,8 @@ import hashlib
 import torch
 from torch import nn
 
-from noisewise import DDPM, Objective, build
+import noisewise
+from noisewise import DDPM, Objective
 
 PROCESS = DDPM.linear(100)
 OBJECTIVE = Objective(PROCESS)
@@ -21,8 +22,8 @@ SPECS = {
 }
 
 
-def sampler_of(name):
-    return build(SPECS[name], PROCESS).sampler
+def recipe_of(name):
+    return noisewise.recipe(SPECS[name], OBJECTIVE)
 
 
 def network():
@@ -51,8 +52,9 @@ def digest(state):
 
 
 def plain(name, *, accumulate=1, epochs=2):
-    """The loop of docs/distributed.md; the sampler, its draws and the trained network."""
-    sampler, model = sampler_of(name), network()
+    """The loop with `observe` of docs/distributed.md; the recipe, its draws and the trained network."""
+    recipe, model = recipe_of(name), network()
+    sampler = recipe.sampler
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     sampler.attach(model, optimizer)
     kept, draws, losses = [], [], []
@@ -73,13 +75,13 @@ def plain(name, *, accumulate=1, epochs=2):
                     optimizer.step()
                 optimizer.zero_grad()
                 draws, losses = [], []
-    return sampler, kept, model
+    return recipe, kept, model
 
 
-def assert_same_run(sampler, draws, model, reference):
-    """State of the sampler, draws with their weights and the network are equal, bit for bit."""
-    expected_sampler, expected_draws, expected_model = reference
-    state, expected = sampler.state_dict(), expected_sampler.state_dict()
+def assert_same_run(recipe, draws, model, reference):
+    """State of the recipe, draws with their weights and the network are equal, bit for bit."""
+    expected_recipe, expected_draws, expected_model = reference
+    state, expected = recipe.state_dict(), expected_recipe.state_dict()
     assert state.keys() == expected.keys()
     for key in expected:
         assert torch.equal(state[key], expected[key]), key
@@ -92,16 +94,14 @@ def assert_same_run(sampler, draws, model, reference):
 
 
 def accelerated_batch(run, x0):
-    """One batch of the loop in docs/accelerate.md, of a run with accelerator, model, optimizer, sampler; returns its draw."""
+    """One batch of the loop in docs/accelerate.md, of a run with accelerator, model, optimizer, recipe; returns its draw."""
 
     def loss_at(rows, u):
         return losses_of(run.model, x0[rows], u)
 
     with run.accelerator.accumulate(run.model):
-        draw = run.sampler.sample(x0)
-        losses = loss_at(slice(None), draw.u)
-        run.accelerator.backward((draw.weight * losses).mean())
-        with run.sampler.observe(draw, losses, loss_at):
-            run.optimizer.step()
+        draw = run.recipe.sample(x0)
+        run.accelerator.backward(run.recipe.loss(draw, loss_at(slice(None), draw.u), loss_at))
+        run.optimizer.step()
         run.optimizer.zero_grad()
     return draw

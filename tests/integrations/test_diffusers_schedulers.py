@@ -26,7 +26,8 @@ from diffusers import (
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from diffusers.schedulers import SchedulerMixin
 
-from noisewise import DDPM, EDM, AdaptiveSampler, build
+import noisewise
+from noisewise import DDPM, EDM, AdaptiveSampler
 from noisewise.integrations.diffusers import ShiftedFlow, read_scheduler
 from noisewise.weighting import MinSNR
 from tests.samplers.specs import ALL_SPECS
@@ -161,7 +162,7 @@ def test_a_scripts_own_look_up_works_with_the_drawn_timesteps(shift):
 def test_uniform_draws_hit_each_level_of_the_scheduler_alike():
     scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=10, shift=3.0)
     process = read_scheduler(scheduler).process
-    drawn = build("uniform:draws=stratified", process).sampler.sample(1000).time
+    drawn = noisewise.recipe("uniform:draws=stratified", process).sampler.sample(1000).time
     assert [int((drawn == t).sum()) for t in scheduler.timesteps] == [100] * 10
 
 
@@ -174,7 +175,7 @@ def test_a_shift_above_one_means_more_noise():
 @pytest.mark.parametrize("spec", [spec for spec in ALL_SPECS if "{table}" not in spec])
 def test_every_sampler_draws_on_the_shifted_levels(spec):
     process = ShiftedFlow(shift=3.0)
-    draw = build(spec, process).sampler.sample(torch.zeros(32, 1, 2, 2))
+    draw = noisewise.recipe(spec, process).sampler.sample(torch.zeros(32, 1, 2, 2))
     assert bool(torch.isin(draw.time, process.time(middles(1000))).all())
     assert bool((torch.isfinite(draw.weight) & (draw.density > 0)).all())
 

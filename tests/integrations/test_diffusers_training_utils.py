@@ -9,9 +9,9 @@ from accelerate import Accelerator
 from diffusers import DDIMScheduler, DDPMScheduler, FlowMatchEulerDiscreteScheduler, training_utils
 from scipy import stats
 
-from noisewise import AdaptiveSampler, Objective, SpecError, build
+import noisewise
+from noisewise import AdaptiveSampler, Objective, SpecError
 from noisewise.integrations import diffusers as ours
-from noisewise.integrations.accelerate import Accelerated
 from noisewise.samplers import Beta, LogitNormal
 from noisewise.weighting import VLB
 
@@ -73,8 +73,8 @@ def test_min_snr_weights_are_finite_at_zero_terminal_snr(kind, last):
 def test_min_snr_weights_are_those_of_the_spec(kind):
     scheduler = DDPMScheduler(prediction_type=kind)
     objective = ours.read_scheduler(scheduler)
-    draw = build("uniform", objective.process).sampler.sample(500)
-    weighting = build("minsnr:gamma=5", objective.process).weighting
+    draw = noisewise.recipe("uniform", objective.process).sampler.sample(500)
+    weighting = noisewise.recipe("minsnr:gamma=5", objective.process).weighting
     expected = weighting.weights(objective, draw.u)
     torch.testing.assert_close(ours.min_snr_weights(scheduler, draw.time), expected, rtol=1e-4, atol=1e-7)
 
@@ -131,12 +131,12 @@ def test_no_draw_indexes_past_the_end():
 
 
 def test_a_spec_is_turned_round_for_the_scripts_list():
-    """lognormal:mean=1 favours noise; the same draws in diffusers need logit_mean=-1, since u = 0 is the most noise there."""
-    u = ours.compute_density_for_timestep_sampling("lognormal:mean=1", 20_000, generator=seeded())
+    """logit_normal:mean=1 favours noise; the same draws need logit_mean=-1 in diffusers, where u = 0 is the most noise."""
+    u = ours.compute_density_for_timestep_sampling("logit_normal:mean=1", 20_000, generator=seeded())
     scheduler = FlowMatchEulerDiscreteScheduler()
     sigmas = scheduler.sigmas[(u * 1000).long()]
     process = ours.read_scheduler(scheduler).process
-    drawn = process.scales(build("lognormal:mean=1", process).sampler.sample(20_000).u)[1]
+    drawn = process.scales(noisewise.recipe("logit_normal:mean=1", process).sampler.sample(20_000).u)[1]
     assert float(sigmas.median()) == pytest.approx(1 / (1 + torch.e**-1), abs=0.01)
     assert stats.ks_2samp(sigmas.numpy(), drawn.numpy()).pvalue > 0.01
     theirs = {
@@ -148,7 +148,7 @@ def test_a_spec_is_turned_round_for_the_scripts_list():
 
 
 @pytest.mark.parametrize(
-    "spec", ["uniform", "beta:a=2,b=1", "mode:scale=0.5", "mix:of=(lognormal),floor=0.2", "minsnr", "lognormal+p2"]
+    "spec", ["uniform", "beta:a=2,b=1", "mode:scale=0.5", "mix:of=(logit_normal),floor=0.2", "minsnr", "logit_normal+p2"]
 )
 def test_fixed_specs_draw_inside_the_list(spec):
     u = ours.compute_density_for_timestep_sampling(spec, 5000, generator=seeded())
@@ -162,7 +162,7 @@ def test_fixed_specs_draw_inside_the_list(spec):
     [
         ("adaptive", "needs to see the losses"),
         ("adaptive+minsnr", "needs to see the losses"),
-        ("lognormal:correction=unbiased", "importance weights"),
+        ("logit_normal:correction=unbiased", "importance weights"),
         ("uniform:draws=stratified", "has stratified draws"),
         ("speed:k=5", "depends on the scheduler's shift"),
         ("laplace", "depends on the scheduler's shift"),
@@ -178,8 +178,7 @@ def test_what_takes_more_than_u_is_an_error_that_shows_the_loop(spec, why):
     model = torch.nn.Linear(3, 3)
     model_input = torch.randn(8, 3)
     names = {
-        "build": build,
-        "Accelerated": Accelerated,
+        "noisewise": noisewise,
         "accelerator": Accelerator(cpu=True),
         "read_scheduler": ours.read_scheduler,
         "noise_scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
@@ -194,7 +193,7 @@ def test_what_takes_more_than_u_is_an_error_that_shows_the_loop(spec, why):
     assert not torch.equal(model.weight, before)
 
 
-@pytest.mark.parametrize("scheme", ["logitnormal", "sigma-sqrt", "lognormal:sd=1"])
+@pytest.mark.parametrize("scheme", ["logitnormal", "sigma-sqrt", "logit_normal:sd=1"])
 def test_misspelt_schemes_are_errors_and_not_uniform(scheme):
     with pytest.raises(SpecError):
         ours.compute_density_for_timestep_sampling(scheme, 4)
@@ -215,7 +214,7 @@ def test_weights_are_those_of_diffusers_and_finite_at_the_ends(scheme):
     assert ours.compute_loss_weighting_for_sd3(scheme, sigmas.bfloat16()).dtype == torch.float32
 
 
-@pytest.mark.parametrize("spec", ["minsnr:gamma=5", "lognormal:mean=1+minsnr:gamma=5"])
+@pytest.mark.parametrize("spec", ["minsnr:gamma=5", "logit_normal:mean=1+minsnr:gamma=5"])
 def test_a_specs_weighting_is_that_of_the_flow_loss(spec):
     sigma = torch.linspace(0.01, 0.99, 99)
     snr = ((1 - sigma) / sigma) ** 2
@@ -235,12 +234,12 @@ def test_specs_and_names_of_diffusers_agree():
     torch.testing.assert_close(weights["cosmap"], weights["cosmap_weight"], rtol=2e-5, atol=0)
     combined = ours.compute_loss_weighting_for_sd3("uniform+sigma_sqrt", sigmas)
     torch.testing.assert_close(combined, ours.compute_loss_weighting_for_sd3("sigma_sqrt", sigmas), rtol=2e-5, atol=0)
-    assert bool((ours.compute_loss_weighting_for_sd3("lognormal", sigmas) == 1).all())
+    assert bool((ours.compute_loss_weighting_for_sd3("logit_normal", sigmas) == 1).all())
 
 
 @pytest.mark.parametrize("spec", ["learned", "vlb", "uniform+change_aware", "minsnr+learned"])
 def test_weights_that_are_no_function_of_sigma_are_errors_that_show_the_loop(spec):
-    with pytest.raises(SpecError, match=r"recipe\.weighting\.weighted"):
+    with pytest.raises(SpecError, match=r"recipe\.loss"):
         ours.compute_loss_weighting_for_sd3(spec, torch.rand(4))
 
 

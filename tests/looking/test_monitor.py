@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+import noisewise
 from noisewise.looking.monitor import Monitor, mean_density, mean_objective
 from noisewise.objective import Objective
 from noisewise.processes import DDPM, Flow
 from noisewise.samplers import Beta, Draw, LogitNormal, Uniform
-from noisewise.spec import build, build_process
+from noisewise.spec import build_process
 
 
 def batches(steps=30, n=16, seed=0):
@@ -55,12 +56,17 @@ def test_the_monitor_counts_too_and_does_not_raise():
 
 
 @pytest.mark.parametrize(
-    ("made", "got"),
-    [(lambda losses: losses.mean(), r"\(\)"), (lambda losses: losses[:3], r"\(3,\)"), (lambda losses: [0.1] * 4, "list")],
+    ("made", "error", "message"),
+    [
+        (lambda losses: losses.mean(), ValueError, r"one a sample, \(4,\), got \(\): this is the mean over the batch"),
+        (lambda losses: losses[:3], ValueError, r"one a sample, \(4,\), got \(3,\): they belong to another batch"),
+        (lambda losses: losses[:, None], ValueError, r"got \(4, 1\): average over a sample's elements"),
+        (lambda losses: [0.1] * 4, TypeError, "one a sample, got list"),
+    ],
 )
-def test_losses_that_are_not_one_a_sample_are_explained(made, got):
+def test_losses_that_are_not_one_a_sample_are_explained(made, error, message):
     monitor = Monitor(bins=4)
-    with pytest.raises(ValueError, match=rf"losses must be one a sample, \(4,\), got {got}: average over a sample's elements"):
+    with pytest.raises(error, match=message):
         monitor.update(Uniform(Flow()).sample(4), made(torch.rand(4)))
     assert int(monitor.counts.sum()) == 0
 
@@ -220,23 +226,23 @@ def test_mean_density_over_data():
 def test_the_objective_of_uniform_sampling_without_weights_is_uniform_whatever_is_predicted(process, prediction):
     made = build_process(process)
     objective = Objective(made, prediction)
-    recipe = build("uniform", made, objective=objective)
+    recipe = noisewise.recipe("uniform", objective)
     torch.testing.assert_close(mean_objective(recipe.sampler, recipe.weighting, objective, 50), torch.ones(50))
 
 
 def test_a_weight_shows_in_the_objective_and_an_importance_weight_undoes_a_density():
     process = build_process("linear")
     objective = Objective(process)
-    weighted = build("minsnr", process, objective=objective)
+    weighted = noisewise.recipe("minsnr", objective)
     found = mean_objective(weighted.sampler, weighted.weighting, objective, 10)
     u = (torch.arange(1000) + 0.5) / 1000
     expected = weighted.weighting(objective, u).view(10, 100).mean(1)
     torch.testing.assert_close(found, expected / expected.mean(), rtol=2e-2, atol=1e-3)
-    skewed = build("beta:a=2,b=1", process, objective=objective)
+    skewed = noisewise.recipe("beta:a=2,b=1", objective)
     torch.testing.assert_close(
         mean_objective(skewed.sampler, skewed.weighting, objective, 10), mean_density(skewed.sampler, 10), rtol=1e-3, atol=1e-3
     )
-    corrected = build("beta:a=2,b=1,correction=unbiased", process, objective=objective)
+    corrected = noisewise.recipe("beta:a=2,b=1,correction=unbiased", objective)
     torch.testing.assert_close(
         mean_objective(corrected.sampler, corrected.weighting, objective, 10), torch.ones(10), rtol=1e-3, atol=1e-3
     )

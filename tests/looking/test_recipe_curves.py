@@ -6,11 +6,11 @@ import torch
 from matplotlib import image
 from scipy import stats
 
+import noisewise
 from noisewise.looking.recipe_curves import preview
 from noisewise.objective import Objective
 from noisewise.processes import DDPM, EDM, PROCESSES, Flow
 from noisewise.samplers import Beta, LogitNormal, SpeeD, Uniform
-from noisewise.spec import build
 from noisewise.weighting import WEIGHTINGS, MinSNR, OfLogSNR, Weighting, min_snr
 
 
@@ -133,7 +133,9 @@ def test_quantiles_of_a_logit_normal_on_every_axis():
 
 
 def test_a_shift_moves_the_quantiles_of_a_flow():
-    plain, shifted = (preview(build(spec, Flow()).sampler, None, Flow()) for spec in ("uniform", "shift:of=(uniform),shift=3"))
+    plain, shifted = (
+        preview(noisewise.recipe(spec, Flow()).sampler, None, Flow()) for spec in ("uniform", "shift:of=(uniform),shift=3")
+    )
     at = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
     np.testing.assert_allclose(shifted.quantiles(at)["p"], 3 * at / (1 + 2 * at), atol=1e-3)
     moved = np.array(shifted.quantiles(at, "log_snr")["p"]) - np.array(plain.quantiles(at, "log_snr")["p"])
@@ -262,7 +264,7 @@ def test_without_an_objective_other_samplers_are_shown_with_weights_of_the_eps_l
 def test_a_learning_sampler_is_shown_with_what_it_takes_the_model_to_predict():
     """The weight that it carries is that of a flow's own loss; as if that were the eps-loss, the curve would be another."""
     process = Flow()
-    recipe = build("adaptive", process)
+    recipe = noisewise.recipe("adaptive", process)
     curves = preview(recipe.sampler, recipe.weighting, process)
     expected = min_snr(process.log_snr(torch.from_numpy(curves.u).float())).double().numpy()
     np.testing.assert_allclose(curves.pw, expected / expected.mean(), rtol=1e-4)
@@ -271,7 +273,7 @@ def test_a_learning_sampler_is_shown_with_what_it_takes_the_model_to_predict():
 @pytest.mark.parametrize("spec", ["mix:of=adaptive,floor=0", "switch:first=adaptive,then=uniform,at=5,correction=target"])
 @pytest.mark.parametrize("process", [Flow(), EDM()])
 def test_a_learning_sampler_inside_another_is_shown_in_the_same_way(spec, process):
-    alone, inside = build("adaptive", process), build(spec, process)
+    alone, inside = noisewise.recipe("adaptive", process), noisewise.recipe(spec, process)
     expected = preview(alone.sampler, alone.weighting, process).pw
     np.testing.assert_allclose(preview(inside.sampler, inside.weighting, process).pw, expected, rtol=1e-4)
 

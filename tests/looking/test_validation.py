@@ -271,9 +271,15 @@ def test_batches_without_data_are_refused(given, error, message):
         validate(by_scale, given, OBJECTIVE)
 
 
-@pytest.mark.parametrize(("made", "got"), [(lambda u: u.mean(), r"\(\)"), (lambda u: [u], "list")])
-def test_losses_must_be_one_a_sample(made, got):
-    with pytest.raises(ValueError, match=rf"one loss a sample is needed, \(2,\), got {got}: average over a sample's elements"):
+@pytest.mark.parametrize(
+    ("made", "error", "message"),
+    [
+        (lambda u: u.mean(), ValueError, r"one a sample, \(2,\), got \(\): this is the mean over the batch"),
+        (lambda u: [u], TypeError, "one a sample, got list"),
+    ],
+)
+def test_losses_must_be_one_a_sample(made, error, message):
+    with pytest.raises(error, match=message):
         validate(lambda batch, u, noise: made(u), batches([2]), OBJECTIVE)
 
 
@@ -406,3 +412,26 @@ def test_a_function_is_judged_by_what_it_takes_itself():
     batches = [torch.zeros(4, 3)]
     expected = validate(of_three, batches, objective).mean
     assert validate(Odd(), batches, objective).mean == expected
+
+
+class Half:
+    """An optimum of half the level, in the units of any objective."""
+
+    def at(self, u, objective=None):
+        return u / 2
+
+
+def test_what_is_reducible_is_the_loss_less_the_optimum():
+    plain = validate(by_scale, batches([4, 4]), OBJECTIVE, levels=5)
+    with pytest.raises(ValueError, match="optimal loss is not known"):
+        _ = plain.reducible
+    found = validate(by_scale, batches([4, 4]), OBJECTIVE, levels=5, optimal=Half())
+    assert torch.equal(found.loss, plain.loss)
+    assert torch.equal(found.reducible, plain.loss - plain.u / 2)
+    row = found.row("")
+    assert row.pop("reducible") == pytest.approx(plain.mean - 0.25)
+    assert row == plain.row("")
+    first, *_, last = (line.split() for line in found.lines(5))
+    assert first == ["t", "loss", "optimal", "reducible"]
+    assert [float(cell) for cell in last[1:]] == pytest.approx([plain.mean, 0.25, plain.mean - 0.25], abs=1e-5)
+    assert [line.split()[:2] for line in found.lines()] == [line.split()[:2] for line in plain.lines()]

@@ -134,7 +134,7 @@ def test_the_slider_goes_through_training_and_seeds_can_be_chosen(browser, page_
 
 def test_numbers_appear_under_the_pointer(browser, page_of_synthetic):
     with opened(browser, page_of_synthetic) as page:
-        mark = page.locator('#quality-0-quality-steps g[data-method="1"] circle').last
+        mark = page.locator('#quality-0-quality-steps g[data-method="1"] use').last
         box = reach(mark)
         page.mouse.move(box["x"] + 3, box["y"] + 3)
         said = page.inner_text("#tip").split("\n")
@@ -154,19 +154,21 @@ def test_the_heat_map_says_its_numbers_and_has_two_views(browser, synthetic, pag
         x, y = image["x"] + image["width"] * 10.5 / 50, image["y"] + 2
 
         def said():
-            page.mouse.move(x, y - 1)
-            page.wait_for_timeout(50)  # the picture is decoded on the first move
             page.mouse.move(x, y)
             return page.inner_text("#tip").split("\n")
 
         title, times, place, step = said()
         assert title == "minsnr"
-        assert float(times.removesuffix(" times uniform")) == pytest.approx(density[10], rel=0.03)
+        assert float(times.removesuffix(" times uniform")) == pytest.approx(density[10], rel=0.005)
         assert place.startswith("u 0.21, log SNR ")
         assert step.startswith("step 19,")
         page.check("#view-objective", force=True)
         assert shown(page, "image.draws") == 0
-        assert said()[1] == "1.0 times uniform"
+        page.mouse.move(0, 0)
+        assert shown(page, "#tip") == 0
+        assert said()[1] == "1 times uniform"
+        page.mouse.move(x, image["y"] + image["height"] - 2)
+        assert int(page.inner_text("#tip").rpartition("step ")[2].replace(",", "")) < 1000  # training goes up
 
 
 def test_a_hostile_name_does_nothing(browser, tmp_path):

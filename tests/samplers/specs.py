@@ -2,16 +2,17 @@
 
 SPECS = {
     "uniform": ["uniform"],
-    "lognormal": ["lognormal", "lognormal:mean=-0.5,std=0.7"],
+    "logit_normal": ["logit_normal", "logit_normal:mean=-0.5,std=0.7"],
     "mode": ["mode", "mode:scale=-0.5"],
     "cosmap": ["cosmap"],
     "beta": ["beta:a=0.6,b=2"],
     "edm": ["edm"],
     "laplace": ["laplace:location=0,scale=3"],
     "speed": ["speed:k=5", "speed:tau=700,mirror=true"],
+    "speed_published": ["speed_published"],
     "table": ["table:file={table}"],
     "mix": ["mix:of=(beta:a=0.3,b=5),floor=0.2"],
-    "shift": ["shift:of=(lognormal:mean=0.5),shift=2"],
+    "shift": ["shift:of=(logit_normal:mean=0.5),shift=2"],
     "product": ["product:of=uniform,weight=(minsnr:gamma=5)"],
     "curriculum": ["curriculum:start=uniform,end=(speed:k=5),steps=12"],
     "switch": ["switch:first=uniform,then=(loss_adaptive:warmup=0,every=4),at=6"],
@@ -28,9 +29,10 @@ SPECS = {
     "paper_cifar10": ["paper_cifar10:every=4"],
     "paper_celebahq": ["paper_celebahq:every=4"],
     "paper_imagenet": ["paper_imagenet:every=4+minsnr"],
+    "released_cifar10": ["released_cifar10:every=4"],
 }
 
 ALL_SPECS = [spec for specs in SPECS.values() for spec in specs]
-LEARNING = ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "adaptive", "paper_cifar10")
+LEARNING = ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "adaptive", "paper_cifar10", "released_cifar10")
 LEARNERS = [spec for name in LEARNING for spec in SPECS[name]]
 CORRECTIONS = ["none", "unbiased", "clipped(3)", "tempered(0.5)"]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from noisewise import DDPM, AdaptiveSampler, Flow, Objective, build
+import noisewise
+from noisewise import DDPM, AdaptiveSampler, Flow, Objective
 from noisewise.feedback import Snapshot, evaluate
 
 
@@ -26,7 +27,7 @@ def noisy_run(spec, steps, **settings):
     model = Noisy()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     objective = Objective(DDPM.linear())
-    recipe = build(spec, objective.process, **settings)
+    recipe = noisewise.recipe(spec, objective.process, **settings)
     sampler = recipe.sampler.attach(model, optimizer)
     data = torch.Generator().manual_seed(0)
     for step in range(steps):
@@ -46,6 +47,8 @@ def noisy_run(spec, steps, **settings):
 
 
 PROBING = [
+    "paper_cifar10:every=2,floor=1",
+    "released_cifar10:every=2,floor=1",
     "adaptive:estimator=reinforce,every=2,strata=20,floor=1,correction=none",
     "adaptive:estimator=lookahead,strata=3,horizon=2,budget=1,probe=32,warmup=1,floor=1,correction=none",
     "gradient_variance:strata=3,every=2,floor=1,correction=none",
@@ -120,7 +123,7 @@ def test_gradients_of_what_the_loss_reaches_besides_the_model_are_left_alone(spe
     torch.manual_seed(0)
     model, encoder, frozen = Noisy(), nn.Linear(3, 3), nn.Linear(3, 3).requires_grad_(False)
     optimizer, objective = torch.optim.SGD(model.parameters(), lr=1e-2), Objective(DDPM.linear())
-    sampler, x0 = build(spec, objective).sampler.attach(model, optimizer), torch.randn(32, 3)
+    sampler, x0 = noisewise.recipe(spec, objective).sampler.attach(model, optimizer), torch.randn(32, 3)
 
     def loss_at(rows, u):
         return objective.losses(lambda x, time: model(x, time) + encoder(frozen(x)), x0[rows], u)

@@ -7,6 +7,7 @@ import random
 import tracemalloc
 import warnings
 from contextlib import nullcontext
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from safetensors.torch import save as safetensors_save
 from scipy import stats
 from torch import nn
 
-from noisewise import DDPM, PROCESSES, SAMPLERS, Objective, build
+import noisewise
+from noisewise import DDPM, PROCESSES, SAMPLERS, Objective, Sampler
 from noisewise.samplers.correction import Correction
 from tests.samplers.specs import ALL_SPECS, CORRECTIONS, LEARNERS, SPECS
 from tests.samplers.toy import Toy
@@ -48,6 +50,15 @@ def test_every_sampler_of_the_registry_is_under_contract():
         assert all(spec.startswith(name) for spec in specs)
 
 
+def test_samplers_are_at_most_three_classes_deep():
+    def below(kind):
+        return {kind}.union(*map(below, kind.__subclasses__()))
+
+    ours = [kind for kind in below(Sampler) if kind.__module__.startswith("noisewise.")]
+    assert len(ours) > 15
+    assert {kind.__name__ for kind in ours if kind.__mro__.index(Sampler) > 2} == set()
+
+
 @pytest.mark.parametrize("process", PROCESSES)
 @pytest.mark.parametrize("spec", ALL_SPECS)
 def test_density_is_one_and_draws_follow_it(spec, process, fill):
@@ -76,9 +87,26 @@ def cells(u, density, n=25):
     return observed[keep].numpy(), expected.numpy()
 
 
-@pytest.mark.parametrize("correction", CORRECTIONS)
-@pytest.mark.parametrize("process", PROCESSES)
-@pytest.mark.parametrize("spec", ALL_SPECS)
+def weight_cases():
+    """Learning samplers meet every correction on every process: what they learn depends on both.
+
+    Of fixed ones every pair of two things is met: each correction on a discrete and on a continuous process, and on each other
+    process one correction, another for each sampler.
+    """
+    for i, spec in enumerate(ALL_SPECS):
+        for j, process in enumerate(PROCESSES):
+            everything = spec in LEARNERS or process in ("linear", "flow")
+            yield from ((spec, process, one) for one in (CORRECTIONS if everything else [CORRECTIONS[(i + j) % 4]]))
+
+
+def test_the_cases_of_weights_cover_every_pair():
+    cases = list(weight_cases())
+    for first, second in ((ALL_SPECS, PROCESSES), (ALL_SPECS, CORRECTIONS), (PROCESSES, CORRECTIONS)):
+        assert {pair for case in cases for pair in product(case, case)} >= set(product(first, second))
+    assert {PROCESSES[name]().steps is None for name in ("linear", "flow")} == {True, False}
+
+
+@pytest.mark.parametrize(("spec", "process", "correction"), list(weight_cases()))
 def test_weights_have_mean_one_and_unbiased_ones_recover_uniform(spec, process, correction, fill):
     sampler = make(fill(spec), PROCESSES[process](), correction=correction)
     density = sampler.density(FINE)
@@ -97,9 +125,9 @@ def test_weights_have_mean_one_and_unbiased_ones_recover_uniform(spec, process, 
 
 
 @pytest.mark.parametrize("draws", ["stratified", "antithetic"])
-@pytest.mark.parametrize("spec", ["uniform", "lognormal", "speed:tau=700,mirror=true", "mix:of=(beta:a=0.3,b=5),floor=0.2"])
+@pytest.mark.parametrize("spec", ["uniform", "logit_normal", "speed:tau=700,mirror=true", "mix:of=(beta:a=0.3,b=5),floor=0.2"])
 def test_paired_draws_keep_the_marginal_of_every_position(spec, draws):
-    sampler = build(spec, DDPM.linear(), draws=draws).sampler
+    sampler = noisewise.recipe(spec, DDPM.linear(), draws=draws).sampler
     batches = torch.stack([sampler.sample(7).u for _ in range(3000)])
     density = sampler.density(FINE).double()
     for position in (0, 3, 6):
@@ -108,23 +136,23 @@ def test_paired_draws_keep_the_marginal_of_every_position(spec, draws):
 
 
 def test_stratified_draws_put_one_in_each_part():
-    u = build("uniform", DDPM.linear(), draws="stratified").sampler.sample(64).u
+    u = noisewise.recipe("uniform", DDPM.linear(), draws="stratified").sampler.sample(64).u
     assert torch.equal((u * 64).long().sort().values, torch.arange(64))
 
 
 def test_the_adaptive_sampler_draws_in_strata_and_so_does_what_is_made_of_it():
     process = DDPM.linear()
     for spec in ("adaptive", "switch:first=uniform,then=adaptive,at=0", "curriculum:start=uniform,end=adaptive"):
-        u = build(spec, process).sampler.sample(64).u  # nothing is learned yet, so that u is the probability
+        u = noisewise.recipe(spec, process).sampler.sample(64).u  # nothing is learned yet, so that u is the probability
         assert sorted((u * 64).long().tolist()) == list(range(64))
-    assert build("mix:of=adaptive,floor=0.5", process).sampler.draws == "stratified"
-    assert build("mix:of=adaptive,draws=independent", process).sampler.draws == "independent"
-    for spec in ("loss_adaptive", "paper_cifar10", "mix:of=lognormal"):
-        assert build(spec, process).sampler.draws == "independent"
+    assert noisewise.recipe("mix:of=adaptive,floor=0.5", process).sampler.draws == "stratified"
+    assert noisewise.recipe("mix:of=adaptive,draws=independent", process).sampler.draws == "independent"
+    for spec in ("loss_adaptive", "paper_cifar10", "mix:of=logit_normal"):
+        assert noisewise.recipe(spec, process).sampler.draws == "independent"
 
 
 def test_antithetic_draws_come_in_pairs():
-    u = build("uniform", DDPM.linear(), draws="antithetic").sampler.sample(9).u.double()
+    u = noisewise.recipe("uniform", DDPM.linear(), draws="antithetic").sampler.sample(9).u.double()
     partners = (u[:, None] + u[None, :] == 1).sum()
     assert int(partners) == 8
 
@@ -193,8 +221,17 @@ def test_a_generator_of_the_callers_is_used(spec, draws, fill):
     assert not torch.equal(draws[0], draws[2])
 
 
+@pytest.fixture(scope="module")
+def little_garbage():
+    """What was there before is no longer looked at, which makes collecting a hundred times faster."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.mark.parametrize("spec", ALL_SPECS)
-def test_memory_does_not_grow(spec, fill):
+def test_memory_does_not_grow(spec, fill, little_garbage):
     toy = Toy(fill(spec), DDPM.linear(), batch=8).run(40)
     size = {key: value.shape for key, value in toy.sampler.state_dict().items()}
     gc.collect()
@@ -231,7 +268,7 @@ def test_losses_that_are_not_finite_are_skipped_and_counted(spec, value, fill):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_data_of_any_type_and_shape(spec, dtype, fill):
     for shape in ((5,), (5, 3), (5, 7, 2), (5, 3, 8, 8), (5, 3, 64, 32), (5, 2, 4, 6, 6), (1, 4)):
-        sampler = build(fill(spec), DDPM.linear()).sampler
+        sampler = noisewise.recipe(fill(spec), DDPM.linear()).sampler
         draw = sampler.sample(torch.zeros(shape, dtype=dtype))
         assert draw.u.shape == shape[:1]
         assert draw.u.dtype == draw.weight.dtype == torch.float32
@@ -239,7 +276,7 @@ def test_data_of_any_type_and_shape(spec, dtype, fill):
 
 @pytest.mark.parametrize("spec", ALL_SPECS)
 def test_empty_batches_are_refused(spec, fill):
-    sampler = build(fill(spec), DDPM.linear()).sampler
+    sampler = noisewise.recipe(fill(spec), DDPM.linear()).sampler
     for nothing in (torch.zeros(0, 3), torch.zeros(()), 0):
         with pytest.raises(ValueError, match="empty batch"):
             sampler.sample(nothing)
@@ -268,10 +305,10 @@ def test_precision_of_the_state_survives_casts(spec, fill):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_draws_do_not_depend_on_the_default_dtype(spec, dtype, fill):
     spec = fill(spec)
-    expected = build(spec, DDPM.linear()).sampler.sample(64)
+    expected = noisewise.recipe(spec, DDPM.linear()).sampler.sample(64)
     torch.set_default_dtype(dtype)
     try:
-        draw = build(spec, DDPM.linear()).sampler.sample(64)
+        draw = noisewise.recipe(spec, DDPM.linear()).sampler.sample(64)
     finally:
         torch.set_default_dtype(torch.float32)
     assert draw.u.dtype == draw.weight.dtype == torch.float32
@@ -287,7 +324,9 @@ def test_learning_does_not_depend_on_the_default_dtype(spec, dtype, fill):
     for default in (torch.float32, dtype):
         torch.manual_seed(0)
         model, x0 = nn.Linear(1, 1), torch.randn(16, 3, 8, 8)
-        sampler = build(fill(spec), DDPM.linear()).sampler.attach(model, torch.optim.SGD(model.parameters(), lr=1e-2))
+        sampler = noisewise.recipe(fill(spec), DDPM.linear()).sampler.attach(
+            model, torch.optim.SGD(model.parameters(), lr=1e-2)
+        )
 
         def loss_at(rows, u, model=model):
             return model(u[:, None]).squeeze(1) ** 2 + u
@@ -341,15 +380,15 @@ def test_wrong_corrections_are_explained(text):
 
 
 def test_a_forgotten_observe_is_noticed():
-    sampler = build("adaptive", DDPM.linear()).sampler
+    sampler = noisewise.recipe("adaptive", DDPM.linear()).sampler
     for _ in range(999):
         sampler.sample(2)
-    with pytest.warns(RuntimeWarning, match=r"none was observed, so it cannot learn: put `with sampler.observe"):
+    with pytest.warns(RuntimeWarning, match=r"none was observed, so it cannot learn: attach its recipe"):
         sampler.sample(2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for spec in ("uniform", "adaptive"):
-            sampler = build(spec, DDPM.linear()).sampler
+            sampler = noisewise.recipe(spec, DDPM.linear()).sampler
             for _ in range(1001):
                 draw = sampler.sample(2)
                 with sampler.observe(draw, draw.u) if spec == "adaptive" else nullcontext():
@@ -357,11 +396,11 @@ def test_a_forgotten_observe_is_noticed():
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("spec", ["uniform:draws=stratified", "adaptive", "lognormal:correction=clipped(5)"])
+@pytest.mark.parametrize("spec", ["uniform:draws=stratified", "adaptive", "logit_normal:correction=clipped(5)"])
 def test_draws_do_not_depend_on_the_default_type(spec, kind):
     """Lightning's bf16-true sets it during training_step."""
-    expected = build(spec, Objective(DDPM.linear())).sampler.sample(16)
-    sampler = build(spec, Objective(DDPM.linear())).sampler
+    expected = noisewise.recipe(spec, Objective(DDPM.linear())).sampler.sample(16)
+    sampler = noisewise.recipe(spec, Objective(DDPM.linear())).sampler
     torch.set_default_dtype(kind)
     try:
         draw = sampler.sample(16)
@@ -374,7 +413,7 @@ def test_draws_do_not_depend_on_the_default_type(spec, kind):
 @pytest.mark.parametrize("batch", [[torch.zeros(4, 2)], (torch.zeros(4, 2), torch.zeros(4)), {"images": torch.zeros(4, 2)}])
 def test_a_batch_that_is_no_tensor_is_told_to_pick_the_data(batch):
     with pytest.raises(TypeError, match=r"x0 = batch\[0\]"):
-        build("adaptive", DDPM.linear()).sampler.sample(batch)
+        noisewise.recipe("adaptive", DDPM.linear()).sampler.sample(batch)
 
 
 @pytest.mark.parametrize("spec", LEARNERS)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from noisewise import DDPM, build
+import noisewise
+from noisewise import DDPM
 from tests.samplers.specs import ALL_SPECS, LEARNERS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -12,7 +13,7 @@ SPECS = [spec for spec in ALL_SPECS if "{table}" not in spec]
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_draws_are_those_of_the_cpu(spec):
-    here, there = build(spec, DDPM.linear()).sampler, build(spec, DDPM.linear()).sampler
+    here, there = noisewise.recipe(spec, DDPM.linear()).sampler, noisewise.recipe(spec, DDPM.linear()).sampler
     x0 = torch.randn(256, 3, 8, 8)
     mine, theirs = here.sample(x0), there.sample(x0.cuda())
     assert theirs.u.is_cuda
@@ -22,7 +23,7 @@ def test_draws_are_those_of_the_cpu(spec):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_no_host_synchronisation_between_updates(spec):
-    sampler = build(spec, DDPM.linear()).sampler
+    sampler = noisewise.recipe(spec, DDPM.linear()).sampler
     for part in sampler.modules():  # updates so far apart that the steps between them can be watched
         for name in ("every", "next_event"):
             if hasattr(part, name):
@@ -51,7 +52,7 @@ def test_no_host_synchronisation_between_updates(spec):
 
 @pytest.mark.parametrize("spec", LEARNERS)
 def test_learning_works_on_the_device(spec):
-    sampler = build(spec, DDPM.linear()).sampler
+    sampler = noisewise.recipe(spec, DDPM.linear()).sampler
     model = torch.nn.Linear(1, 1).cuda()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     sampler.attach(model, optimizer)
@@ -69,6 +70,6 @@ def test_learning_works_on_the_device(spec):
             optimizer.step()
     assert torch.isfinite(sampler.density(torch.rand(100, device="cuda"))).all()
     state = {key: value.cpu() for key, value in sampler.state_dict().items()}
-    again = build(spec, DDPM.linear()).sampler
+    again = noisewise.recipe(spec, DDPM.linear()).sampler
     again.load_state_dict(state)
     torch.testing.assert_close(again.sample(x0).u, sampler.sample(x0).u)

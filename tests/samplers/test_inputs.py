@@ -5,7 +5,8 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 
-from noisewise import DDPM, SAMPLERS, Flow, Objective, SpecError, build
+import noisewise
+from noisewise import DDPM, SAMPLERS, Flow, Objective, SpecError
 from noisewise.samplers import AdaptiveSampler, Laplace, Mix, Product, Uniform
 from noisewise.weighting import MinSNR
 
@@ -54,7 +55,7 @@ def test_a_name_is_no_process(spec):
     with pytest.raises(
         TypeError, match=r"the second argument must be a Process, .* or an Objective, got 'linear'; .*build_process"
     ):
-        build(spec, "linear")
+        noisewise.recipe(spec, "linear")
     with pytest.raises(
         TypeError, match=r"the first argument must be a Process, .* got 'linear'; .*build_process\('linear'\) makes"
     ):
@@ -77,7 +78,7 @@ def test_what_is_no_weighting_is_refused_when_the_sampler_is_made(name, setting)
 @pytest.mark.parametrize("spec", ["uniform", "adaptive", "paper_cifar10", "mix:of=adaptive"])
 def test_misspelt_settings_in_python_are_named(spec):
     with pytest.raises(SpecError, match=r"unknown setting of \w+ 'sed': did you mean 'seed'\? Known: .*draws.*seed"):
-        build(spec, DDPM.linear(), sed=1)
+        noisewise.recipe(spec, DDPM.linear(), sed=1)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_misspelt_settings_in_python_are_named(spec):
 )
 @pytest.mark.parametrize("spec", ["uniform", "adaptive"])
 def test_losses_that_are_no_tensors_are_explained(spec, made, got):
-    sampler = build(spec, DDPM.linear()).sampler
+    sampler = noisewise.recipe(spec, DDPM.linear()).sampler
     draw = sampler.sample(4)
     with (
         pytest.raises(TypeError, match=f"losses must be a tensor.*got {got}.*losses.detach"),
@@ -106,7 +107,7 @@ def test_losses_that_are_no_tensors_are_explained(spec, made, got):
     "made", [iter, tuple, lambda parts: dict(enumerate(parts)).values()], ids=["iterator", "tuple", "values"]
 )
 def test_losses_of_micro_batches_may_be_in_anything_that_holds_several(made):
-    sampler = build("adaptive", DDPM.linear()).sampler
+    sampler = noisewise.recipe("adaptive", DDPM.linear()).sampler
     draws = [sampler.sample(2), sampler.sample(2)]
     with sampler.observe(draws, made([torch.rand(2), torch.rand(2)])):
         pass
@@ -124,7 +125,7 @@ def test_observing_tensors_is_explained():
 @pytest.mark.parametrize("steps", [1000, 4000, 10_000])
 @pytest.mark.parametrize("spec", ["adaptive:target=vlb", "product:of=uniform,weight=vlb,correction=clipped(5)"])
 def test_weights_have_mean_one_on_long_schedules_with_a_steep_end(spec, steps):
-    sampler = build(spec, DDPM.cosine(steps)).sampler
+    sampler = noisewise.recipe(spec, DDPM.cosine(steps)).sampler
     u = (torch.arange(steps) + 0.5) / steps
     density = sampler.density(u)
     assert float((density * sampler._weight(u, density)).mean()) == pytest.approx(1, abs=1e-3)
@@ -145,8 +146,8 @@ def test_one_sample_a_rank_is_stratified_over_the_ranks(monkeypatch):
 @pytest.mark.parametrize(("schedule", "lr"), [("squaredcos_cap_v2", 1e-3), ("linear", 1e-2), ("scaled_linear", 1e-2)])
 def test_the_papers_settings_know_the_cosine_schedule_of_diffusers(schedule, lr):
     process = DDPM.from_diffusers(DDPMScheduler(beta_schedule=schedule))
-    assert build("paper_cifar10", process).sampler.estimator.lr == lr
-    assert build("paper_cifar10", DDPM.cosine(50)).sampler.estimator.lr == 1e-3
+    assert noisewise.recipe("paper_cifar10", process).sampler.estimator.lr == lr
+    assert noisewise.recipe("paper_cifar10", DDPM.cosine(50)).sampler.estimator.lr == 1e-3
 
 
 def test_the_state_of_another_kind_of_policy_is_refused():
@@ -163,7 +164,7 @@ def test_parts_of_another_process_are_refused(other):
     process = DDPM.linear()
     for make in (
         lambda: AdaptiveSampler(process, objective=Objective(other)),
-        lambda: build("loss_moment+p2", process, objective=Objective(other)),
+        lambda: noisewise.Recipe(Uniform(process), objective=Objective(other)),
         lambda: Mix(process, Laplace(other)),
         lambda: Product(process, Laplace(other), MinSNR()),
     ):
@@ -186,22 +187,22 @@ def test_a_process_that_is_made_twice_is_one(default):
 
 
 @pytest.mark.parametrize(
-    "spec", ["lognormal:mean=nan", "lognormal:mean=inf", "lognormal:std=inf", "shift:of=uniform,shift=inf"]
+    "spec", ["logit_normal:mean=nan", "logit_normal:mean=inf", "logit_normal:std=inf", "shift:of=uniform,shift=inf"]
 )
 def test_settings_must_be_finite(spec):
     with pytest.raises(ValueError, match="finite"):
-        build(spec, DDPM.linear())
+        noisewise.recipe(spec, DDPM.linear())
 
 
 def test_a_policy_that_looks_at_the_data_wants_them():
-    sampler = build("adaptive:estimator=reinforce,every=1", DDPM.linear()).sampler
+    sampler = noisewise.recipe("adaptive:estimator=reinforce,every=1", DDPM.linear()).sampler
     draw = sampler.sample(8)
     with pytest.raises(ValueError, match="draw with sample"), sampler.observe(draw, torch.ones(8), lambda rows, u: u):
         pass
 
 
 def test_a_mean_in_a_list_of_losses_is_explained():
-    sampler = build("adaptive", DDPM.linear()).sampler
+    sampler = noisewise.recipe("adaptive", DDPM.linear()).sampler
     draws = [sampler.sample(4), sampler.sample(4)]
     with (
         pytest.raises(ValueError, match="losses must be one a sample"),

@@ -8,7 +8,8 @@ import torch
 from diffusers.training_utils import compute_density_for_timestep_sampling
 from scipy import stats
 
-from noisewise import DDPM, EDM, PROCESSES, Flow, build
+import noisewise
+from noisewise import DDPM, EDM, PROCESSES, Flow, Objective
 from noisewise.samplers import (
     Beta,
     Curriculum,
@@ -28,7 +29,7 @@ V = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
 
 
 def table(spec, process=None):
-    return build(spec, process or DDPM.linear()).sampler.table.mass.double().numpy()
+    return noisewise.recipe(spec, process or DDPM.linear()).sampler.table.mass.double().numpy()
 
 
 # Densities of SD3, against diffusers; its u indexes a descending list, so u there is 1 - u here ---------------------------
@@ -70,12 +71,12 @@ def test_the_density_of_mode_is_that_of_its_map(scale):
 
 
 def test_cosmap_is_its_formula():
-    sampler = build("cosmap", Flow()).sampler
+    sampler = noisewise.recipe("cosmap", Flow()).sampler
     torch.testing.assert_close(sampler.quantile(V), 1 - 1 / (torch.tan(math.pi / 2 * V) + 1), atol=1e-5, rtol=0)
 
 
 def test_shift_is_sd3s():
-    sampler = build("shift:of=uniform,shift=3", Flow(), draws="stratified").sampler
+    sampler = noisewise.recipe("shift:of=uniform,shift=3", Flow(), draws="stratified").sampler
     u = sampler.sample(10_000).u.sort().values
     v = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
     torch.testing.assert_close(u.double(), 3 * v / (1 + 2 * v), atol=1e-3, rtol=0)
@@ -95,19 +96,19 @@ def test_beta_is_scipys(a, b):
 
 def test_edm_log_normal_is_uniform_on_its_own_process_and_log_normal_on_others():
     np.testing.assert_allclose(table("edm", EDM()), 1e-3, rtol=1e-3)
-    draw = build("edm", Flow()).sampler.sample(50_000)
+    draw = noisewise.recipe("edm", Flow()).sampler.sample(50_000)
     log_sigma = -Flow().log_snr(draw.u.double()).numpy() / 2
     assert stats.kstest(log_sigma, stats.norm(-1.2, 1.2).cdf).statistic < 0.01
 
 
 def test_laplace_over_log_snr():
-    draw = build("laplace", Flow()).sampler.sample(50_000)
+    draw = noisewise.recipe("laplace", Flow()).sampler.sample(50_000)
     assert stats.kstest(Flow().log_snr(draw.u.double()).numpy(), stats.laplace(0, 0.5).cdf).statistic < 0.01
 
 
 def test_a_density_off_the_process_is_refused():
     with pytest.raises(ValueError, match="no mass on the process"):
-        build("laplace:location=80", DDPM.linear())
+        noisewise.recipe("laplace:location=80", DDPM.linear())
 
 
 # SpeeD -------------------------------------------------------------------------------------------------------------------
@@ -120,19 +121,69 @@ def test_speed_is_its_formula(tau):
     np.testing.assert_allclose(table(f"speed:tau={tau}"), expected, rtol=1e-5)
 
 
-def test_speed_mirrored_is_the_authors_half_batch():
-    """The authors draw half a batch, t, and append m - t below m and t - m above."""
-    tau, steps = 700, 1000
-    probability = np.where(np.arange(steps) < tau, 5, 1) / (steps + tau * 4)
-    t = np.random.default_rng(0).choice(steps, 400_000, p=probability)
-    both = np.concatenate([t, np.minimum(np.where(t < tau, tau - t, t - tau), steps - 1)])
-    counts = np.bincount(both, minlength=steps).reshape(50, 20).sum(1)
-    mass = table("speed:tau=700,mirror=true").reshape(50, 20).sum(1)
-    np.testing.assert_allclose(mass, counts / counts.sum(), atol=5e-4)
-    draw = SpeeD(DDPM.linear(), tau=700, mirror=True).sample(64).time
+SCHEDULES = [(DDPM.linear, 642), (DDPM.quadratic, 829), (DDPM.cosine, 959)]
+
+
+def mirror_images(t, m):
+    return np.where(t < m, m - t, t - m)
+
+
+def both_halves(p, m):
+    """The mean of a density over timesteps and of its mirror image about m."""
+    mirrored = np.zeros_like(p)
+    np.add.at(mirrored, mirror_images(np.arange(len(p)), m), p)
+    return (p + mirrored) / 2
+
+
+@pytest.mark.parametrize(("make", "m"), SCHEDULES)
+@pytest.mark.parametrize("tau", [None, 700])
+def test_speed_mirrored_is_the_authors_later_code(make, m, tau):
+    """Draws below tau, five times as many; m - t below m and t - m above, m from the schedule whatever tau is."""
+    settings = "" if tau is None else f"tau={tau},"
+    p = np.where(np.arange(1000) < (m - 1 if tau is None else tau), 5.0, 1.0)
+    np.testing.assert_allclose(table(f"speed:{settings}mirror=true", make()), both_halves(p / p.sum(), m), rtol=1e-5)
+    draw = SpeeD(make(), tau=tau, mirror=True).sample(64).time.numpy()
     first, second = draw[:32], draw[32:]
-    pairs = torch.where(first < 700, 700 - first, first - 700), torch.where(second < 700, 700 - second, second - 700)
-    assert bool(((pairs[0] == second) | (pairs[1] == first)).all())
+    assert ((mirror_images(first, m) == second) | (mirror_images(second, m) == first)).all()
+
+
+def published_speed(process):
+    """The first released code: its density, where it mirrors, and its weights."""
+    bar = process.alphas_cumprod.numpy()
+    increment = np.gradient(np.sqrt(1 - bar))
+    p = np.tanh(1e6 * (increment - 1e-4)) + 1.5
+    snr = 1 / (1 - bar) - 1
+    return p / p.sum(), int(np.argmax(increment < 1e-4)) + 1, 1 / (1 + snr)
+
+
+@pytest.mark.parametrize(("make", "expected"), SCHEDULES)
+def test_published_speed_is_the_first_released_code(make, expected):
+    p, m, weights = published_speed(make())
+    assert m == expected
+    recipe = noisewise.recipe("speed_published", make())
+    np.testing.assert_allclose(recipe.sampler.table.drawn.mass.numpy(), p, rtol=1e-4)
+    np.testing.assert_allclose(recipe.sampler.table.mass.numpy(), both_halves(p, m), rtol=1e-4)
+    u = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    np.testing.assert_allclose(recipe.weighting(Objective(make()), u).numpy(), weights, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("make", "m"), SCHEDULES)
+@pytest.mark.parametrize("n", [1, 2, 7, 64, 129])
+def test_published_speed_draws_half_a_batch_and_one_and_mirrors_it(make, m, n):
+    draw = noisewise.recipe("speed_published", make()).sampler.sample(n)
+    t, first = draw.time.numpy(), n // 2 + 1
+    np.testing.assert_array_equal(t[first:], mirror_images(t[:first], m)[: n - first])
+    np.testing.assert_array_equal(t, (draw.u.double() * 1000).long().numpy())
+
+
+def test_published_speed_draws_from_its_density():
+    p, m, _ = published_speed(DDPM.linear())
+    t = noisewise.recipe("speed_published", DDPM.linear()).sampler.sample(200_000).time.numpy()
+    for part, density in ((t[:100_001], p), (t[100_001:], 2 * both_halves(p, m) - p)):
+        counts = np.bincount(part, minlength=1000).reshape(50, 20).sum(1)
+        cells = density.reshape(50, 20).sum(1) * len(part)
+        assert stats.chisquare(counts[cells > 0], cells[cells > 0]).pvalue > 1e-4
+        assert counts[cells == 0].sum() == 0
 
 
 # Tables, combinations ----------------------------------------------------------------------------------------------------
@@ -169,7 +220,9 @@ def test_timesteps_without_mass_are_never_drawn():
 
 
 def test_product_corrects_and_draws_as_what_it_is_made_of():
-    sampler = build("product:of=(lognormal:draws=stratified,correction=unbiased),weight=minsnr", DDPM.linear()).sampler
+    sampler = noisewise.recipe(
+        "product:of=(logit_normal:draws=stratified,correction=unbiased),weight=minsnr", DDPM.linear()
+    ).sampler
     assert (sampler.draws, str(sampler.correction)) == ("stratified", "unbiased")
 
 
@@ -177,8 +230,8 @@ def test_product_corrects_and_draws_as_what_it_is_made_of():
 @pytest.mark.parametrize("correction", ["clipped(3)", "tempered(0.5)"])
 def test_a_mixture_has_no_mean_weight_for_each_sample(spec, correction):
     with pytest.raises(ValueError, match="density depends on the data: use correction=unbiased or none, or policy=global"):
-        build(spec.format("adaptive:estimator=reinforce") + f",correction={correction}", DDPM.linear())
-    build(spec.format("adaptive:estimator=reinforce,policy=global") + f",correction={correction}", DDPM.linear())
+        noisewise.recipe(spec.format("adaptive:estimator=reinforce") + f",correction={correction}", DDPM.linear())
+    noisewise.recipe(spec.format("adaptive:estimator=reinforce,policy=global") + f",correction={correction}", DDPM.linear())
 
 
 def test_product_is_a_weight_turned_into_a_density():
@@ -267,7 +320,7 @@ def test_gradient_variance_finds_the_closed_form():
 
 @pytest.mark.parametrize("process", PROCESSES)
 def test_the_loss_adaptive_sampler_follows_the_loss_on_every_process(process):
-    sampler = build("loss_adaptive:warmup=0,every=1,floor=0", PROCESSES[process]()).sampler
+    sampler = noisewise.recipe("loss_adaptive:warmup=0,every=1,floor=0", PROCESSES[process]()).sampler
     for _ in range(40):
         draw = sampler.sample(1024)
         with sampler.observe(draw, 0.1 + draw.u**2):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from noisewise import DDPM, Objective, build
+import noisewise
+from noisewise import DDPM, Objective
 
 FREE = {  # another look at the same memory, or memory not yet written to
     *("view", "_unsafe_view", "detach", "slice", "select", "expand", "squeeze", "unsqueeze", "alias", "as_strided", "unbind"),
@@ -38,7 +39,7 @@ class Count(TorchDispatchMode):
     ],
 )
 def test_a_step_between_updates_takes_no_more_operations_than_it_did(spec, draw, update):
-    sampler = build(spec, Objective(DDPM.linear())).sampler
+    sampler = noisewise.recipe(spec, Objective(DDPM.linear())).sampler
     x0, losses = torch.zeros(128, 3, 4, 4), torch.ones(128)
     for _ in range(301):  # past its warm-up and an update, with all tables in place
         drawn = sampler.sample(x0)

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective, Uniform, build
+import noisewise
+from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective, Uniform
 from noisewise.looking.monitor import mean_objective
+from noisewise.samplers.correction import Correction, target_ratio
 from noisewise.spec import build_weighting
 from noisewise.weighting import P2, WEIGHTINGS, MinSNR, NoWeight, OfLogSNR, Weighting
 
@@ -20,7 +22,7 @@ FINE = (torch.arange(20_000) + 0.5) / 20_000
 
 def taught(spec, objective):
     """A recipe whose sampler has learned a density that is far from uniform."""
-    recipe = build(spec, objective.process, objective=objective)
+    recipe = noisewise.recipe(spec, objective)
     for _ in range(30):
         draw = recipe.sampler.sample(256)
         with recipe.sampler.observe(draw, 1 + 9 * draw.u):
@@ -84,7 +86,7 @@ def test_the_default_draws_and_trains_as_min_snr_beside_it_does():
 
 def test_before_it_is_its_turn_a_learning_part_still_sets_the_objective():
     objective = OBJECTIVES["eps"]
-    recipe = build("switch:first=uniform,then=adaptive,at=5", objective.process)
+    recipe = noisewise.recipe("switch:first=uniform,then=adaptive,at=5", objective.process)
     expected = MinSNR().weights(objective, FINE)
     torch.testing.assert_close(trained(recipe, objective), expected / expected.mean(), rtol=1e-3, atol=1e-5)
 
@@ -94,15 +96,15 @@ def test_without_an_objective_the_usual_prediction_of_the_process_is_meant():
         assert AdaptiveSampler(process).objective == Objective(process, prediction)
 
 
-@pytest.mark.parametrize("spec", ["uniform", "lognormal", "mix:of=lognormal"])
+@pytest.mark.parametrize("spec", ["uniform", "logit_normal", "mix:of=logit_normal"])
 def test_a_sampler_that_does_not_learn_has_no_target(spec):
     with pytest.raises(ValueError, match="has no target"):
-        build(spec, DDPM.linear(), correction="target")
+        noisewise.recipe(spec, DDPM.linear(), correction="target")
 
 
 def test_a_weighting_that_is_trained_is_followed():
     objective = OBJECTIVES["eps"]
-    recipe = build("adaptive:target=(minsnr)+learned", objective)
+    recipe = noisewise.recipe("adaptive:target=(minsnr)+learned", objective)
     for parameter in recipe.weighting.parameters():
         parameter.requires_grad_(False)
     for value in (0.0, 2.0):
@@ -119,7 +121,7 @@ def test_a_weighting_that_is_trained_is_followed():
 @pytest.mark.parametrize("target", ["vlb:clip=20", "simple", "p2", "minsnr"])
 def test_the_learning_rate_is_that_of_the_loops_weighting(target, loop, name):
     objective = OBJECTIVES[name]
-    recipe = build(f"adaptive:target=({target})+{loop}", objective)
+    recipe = noisewise.recipe(f"adaptive:target=({target})+{loop}", objective)
     density, own = recipe.sampler.density(FINE), recipe.weighting.weights(objective, FINE)
     found = (density * recipe.sampler._weight(FINE, density) * own).mean()
     torch.testing.assert_close(found, own.mean(), rtol=1e-2, atol=0)
@@ -128,7 +130,7 @@ def test_the_learning_rate_is_that_of_the_loops_weighting(target, loop, name):
 def test_its_weights_survive_saving():
     objective = OBJECTIVES["eps"]
     sampler = taught("adaptive:warmup=0,every=1", objective).sampler
-    again = build("adaptive:warmup=0,every=1", objective.process).sampler
+    again = noisewise.recipe("adaptive:warmup=0,every=1", objective.process).sampler
     again.load_state_dict(sampler.state_dict())
     assert torch.equal(sampler.sample(64).weight, again.sample(64).weight)
 
@@ -177,7 +179,27 @@ def test_a_weighting_in_the_registry_that_is_trained_is_followed(monkeypatch):
             return self.log.exp().expand(len(u))
 
     monkeypatch.setitem(WEIGHTINGS, "mine", Mine)
-    recipe = build("loss_moment+mine", OBJECTIVES["eps"])
+    recipe = noisewise.recipe("loss_moment+mine", OBJECTIVES["eps"])
     for value in (0.5, 1.5):
         recipe.weighting.log.data.fill_(value)
         torch.testing.assert_close(recipe.sampler.on_target(torch.ones(3), FINE[:3]), torch.full((3,), value).exp())
+
+
+@pytest.mark.parametrize(
+    ("correction", "expected"),
+    [
+        ("none", [1, 1]),
+        ("unbiased", [2.5, 0.625]),
+        ("clipped(2)", [2 / 0.9, 0.625 / 0.9]),
+        ("tempered(0.5)", [0.4**-0.5 / (0.2 * 0.4**-0.5 + 0.8 * 1.6**-0.5), 1.6**-0.5 / (0.2 * 0.4**-0.5 + 0.8 * 1.6**-0.5)]),
+        ("target", [0.5 * 2.5, 1.5 * 0.625]),
+    ],
+)
+def test_the_whole_weight_on_two_halves(correction, expected):
+    mass, density = torch.tensor([0.2, 0.8]), torch.tensor([0.4, 1.6])
+    target, loop = torch.tensor([1.0, 3.0]), torch.tensor([2.0, 2.0])
+    t = target_ratio(target, loop, target.mean(), loop.mean())
+    rule = Correction.parse(correction)
+    weight = rule.weight(density, lambda: t, lambda: rule.mean(mass, density))
+    torch.testing.assert_close(weight, torch.tensor(expected, dtype=torch.float32))
+    assert float((mass * weight * loop).sum()) == pytest.approx(float(loop.mean()))

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from noisewise import Objective, Process, Sampler, build
+import noisewise
+from noisewise import Objective, Process, Sampler
 
 
 class Toy:
@@ -12,7 +13,7 @@ class Toy:
     def __init__(
         self, spec: str, process: Process, batch: int = 32, wrap=lambda model: model, data_seed: int = 0, **settings
     ) -> None:
-        self.recipe = build(spec, process, **settings)
+        self.recipe = noisewise.recipe(spec, process, **settings)
         self.sampler: Sampler = self.recipe.sampler
         self.objective = Objective(process, "eps")
         torch.manual_seed(0)

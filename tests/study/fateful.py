@@ -8,7 +8,7 @@ from torch import Tensor
 
 from noisewise.study.budget import with_budget
 from noisewise.study.conduct import combinations
-from noisewise.study.worker import Job
+from noisewise.study.job import Job
 from noisewise.training.config import ModelConfig
 from tests.training.tiny import Own, tiny
 

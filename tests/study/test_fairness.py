@@ -6,7 +6,7 @@ import torch
 from tests.training.tiny import differing, own, tensors, tiny, trainer_of
 
 STEPS = 3
-OTHERS = ["minsnr", "speed", "lognormal", "loss_moment", "adaptive", "adaptive:estimator=reinforce,every=1"]
+OTHERS = ["minsnr", "speed", "logit_normal", "loss_moment", "adaptive", "adaptive:estimator=reinforce,every=1"]
 
 
 def noises(trainer):

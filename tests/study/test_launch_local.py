@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from noisewise.study.job import Status
 from noisewise.study.launch.local import Local, gpu_of, groups, size_in_bytes, take_turns
 from noisewise.study.launch.process import Share, Worker, cause_of_death
 from noisewise.study.outcome import read_outcome
-from noisewise.study.status import Status
 from noisewise.study.worker import work
 from noisewise.training.components import build_parts
 from noisewise.training.config import DataConfig, LogConfig

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from noisewise.study.job import Status, forget_status
 from noisewise.study.live import Board, Tail
 from noisewise.study.outcome import Failure, write_failure
-from noisewise.study.status import Status, forget_status
 from tests.study.fateful import jobs_in
 
 ROW = {"samples": 16, "steps_per_second": 10.0, "loss": 0.25, "skipped": 0}
@@ -33,7 +33,7 @@ def evaluated(share, distance):
 
 def shown(board, said):
     said.truncate(0)
-    board.console.print(board.drawn())
+    board.display.console.print(board.drawn())
     return said.getvalue()
 
 

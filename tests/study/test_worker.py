@@ -13,9 +13,10 @@ from noisewise.generation.trained import load_trained
 from noisewise.metrics.heldout import held_out_losses
 from noisewise.processes import DDPM
 from noisewise.study import measure, worker
+from noisewise.study.job import explained, forget_failure, is_false_start
 from noisewise.study.measure import distance_to_data
 from noisewise.study.outcome import read_outcome
-from noisewise.study.worker import explained, forget_failure, is_false_start, logged, work
+from noisewise.study.worker import logged, work
 from noisewise.training.components import open_source
 from noisewise.training.config import DataConfig
 from noisewise.training.run import Run, train

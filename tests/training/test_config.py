@@ -12,7 +12,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from noisewise.spec import build, build_process
+import noisewise
+from noisewise.spec import build_process
 from noisewise.training.config import FREE_WITHIN, PINNED, Config
 from noisewise.training.options import (
     PRESETS,
@@ -37,7 +38,7 @@ OTHER = {  # for each setting, a value that it has neither by default nor in the
     "loss": "l1",
     "huber_delta": 0.25,
     "sigma_data": 0.75,
-    "sampler": "lognormal+minsnr:gamma=3",
+    "sampler": "logit_normal+minsnr:gamma=3",
     "steps": 11,
     "seconds": 1.5,
     "batch": 12,
@@ -133,7 +134,7 @@ def test_there_are_the_presets_of_the_paper_and_a_demo():
 def test_a_preset_says_what_can_be_built(name):
     config = load_preset(name)
     assert config.name == name
-    build(config.sampler, build_process(config.process))
+    noisewise.recipe(config.sampler, build_process(config.process))
     written = dict(leaves(yaml.safe_load((PRESETS / f"{name}.yaml").read_text())))
     assert {key: value for key, value in leaves(plain(config)) if key in written} == written
 

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from noisewise.models.unet import UNet
-from noisewise.training import trainer as training
 from noisewise.training.config import EMAConfig, ModelConfig, OptimizerConfig
 from noisewise.training.ema import EMA
-from noisewise.training.fast import GraphedStep, why_not
+from noisewise.training.fast import GraphedStep, choose, why_not
 from noisewise.training.fast.fuse import fuse, unfuse
 from noisewise.training.optimizer import make_optimizer, set_learning_rate
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.run import train
+from noisewise.training.trainer import Trainer
 from tests.training.test_run import final
 from tests.training.tiny import DIT, advance, differing, own, saved, tensors, tiny, trainer_of
 
@@ -23,8 +23,8 @@ from tests.training.tiny import DIT, advance, differing, own, saved, tensors, ti
 @pytest.fixture
 def fixed_buffers(monkeypatch):
     """Trainers take the fast path, but for the compiler and the recording."""
-    monkeypatch.setattr(training, "why_not", lambda *_: None)
-    monkeypatch.setattr(training, "fuse", lambda _: 0)
+    monkeypatch.setattr(choose, "why_not", lambda *_: None)
+    monkeypatch.setattr(choose, "fuse", lambda _: 0)
     monkeypatch.setattr(GraphedStep, "capture", partial_method(GraphedStep.capture, record=False))
 
 
@@ -148,7 +148,7 @@ def test_a_learning_rate_in_a_tensor_is_the_same_learning_rate():
 def test_it_is_not_taken_on_a_cpu_and_says_so_only_when_asked_for():
     config, told = tiny(), []
     assert "needs a CUDA device" in why_not(config, make_accelerator(config), nn.Linear(1, 1))
-    made = training.Trainer(config, training_parts(config), make_accelerator(config), told.append)
+    made = Trainer(config, training_parts(config), make_accelerator(config), told.append)
     assert type(made.arithmetic).__name__ == "Step"
     assert told == []
     with pytest.raises(ValueError, match="fast=always, but the fast path cannot be taken: it needs a CUDA device"):
@@ -159,19 +159,19 @@ def test_a_step_that_cannot_be_recorded_is_made_all_the_same_and_the_reason_is_t
     def failing(self, *arguments):
         raise RuntimeError("waits for the device\nand more")
 
-    monkeypatch.setattr(training, "why_not", lambda *_: None)
+    monkeypatch.setattr(choose, "why_not", lambda *_: None)
     monkeypatch.setattr(GraphedStep, "capture", failing)
     config, told = tiny(), []
-    made = training.Trainer(config, training_parts(config), make_accelerator(config), told.append)
+    made = Trainer(config, training_parts(config), make_accelerator(config), told.append)
     rows = advance(made, 12)
     assert told[-1] == "the plain path, not the fast one: the step cannot be recorded (waits for the device)"
     monkeypatch.undo()
     plain = trainer_of(config)
     for mine, theirs in zip(rows, advance(plain, 12), strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
-    monkeypatch.setattr(training, "why_not", lambda *_: None)
+    monkeypatch.setattr(choose, "why_not", lambda *_: None)
     monkeypatch.setattr(GraphedStep, "capture", failing)
-    strict = training.Trainer(tiny(fast="always"), training_parts(config), make_accelerator(config))
+    strict = Trainer(tiny(fast="always"), training_parts(config), make_accelerator(config))
     with pytest.raises(RuntimeError, match="waits for the device"):
         strict.warm_up()
 
@@ -187,7 +187,7 @@ def test_after_a_recording_that_failed_half_way_all_goes_on_as_on_the_plain_path
         self._update()
         raise RuntimeError("no recording")
 
-    monkeypatch.setattr(training, "why_not", lambda *_: None)
+    monkeypatch.setattr(choose, "why_not", lambda *_: None)
     monkeypatch.setattr(GraphedStep, "_compiled", lambda self: self.call)
     monkeypatch.setattr(GraphedStep, "_recorded", failing)
     fallen = trainer_of(config)

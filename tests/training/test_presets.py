@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+import noisewise
 from noisewise.data import SOURCES, open_data
 from noisewise.models import build_model
 from noisewise.objective import Objective
-from noisewise.spec import build, build_process
+from noisewise.spec import build_process
 from noisewise.training.options import load_preset, preset_names
 from noisewise.training.run import dry_run
 
@@ -84,7 +85,7 @@ def test_the_paper_samplers_and_others_fit_every_preset(name):
     config = load_preset(name)
     process = build_process(config.process)
     for spec in (config.sampler, "uniform", "adaptive", "paper_cifar10", "adaptive:estimator=lookahead+minsnr"):
-        build(spec, process, objective=Objective(process, config.prediction))
+        noisewise.recipe(spec, Objective(process, config.prediction))
 
 
 def test_ldm_schedule_of_the_celebahq_preset():

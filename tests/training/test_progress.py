@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from noisewise.training.config import Config
-from noisewise.training.progress import Bar, Lines, Quiet, clock, share_and_time_left, sparkline, suitable_progress, summary
+from noisewise.training.progress import Quiet, Shown, share_and_time_left, summary
 
 NAN, INF = float("nan"), float("inf")
 ROW = {
@@ -17,39 +17,6 @@ ROW = {
     "steps_per_second": 12.34,
     "skipped": 0,
 }
-
-
-# Sparklines and clocks
-
-
-@pytest.mark.parametrize(
-    ("values", "limits", "expected"),
-    [
-        ([0, 1, 2, 3, 4, 5, 6, 7], {}, "▁▂▃▄▅▆▇█"),
-        ([7.0, 0.0], {}, "█▁"),
-        ([], {}, ""),
-        ([None, None], {}, "··"),
-        ([1.0, None, 2.0], {}, "▁·█"),
-        ([3.0, 3.0], {}, "▁▁"),
-        ([3.0, 3.0], {"low": 0.0}, "██"),
-        ([0.0, 0.0], {"low": 0.0}, "▁▁"),
-        ([0.5], {"low": 0.0, "high": 1.0}, "▅"),
-        ([-5.0, 5.0], {"low": 0.0, "high": 1.0}, "▁█"),
-        ([NAN, 0.0, 7.0], {}, "·▁█"),
-        ([0.0, INF, 7.0, -INF], {}, "▁·█·"),
-        ([NAN], {"low": 0.0}, "·"),
-    ],
-)
-def test_sparklines(values, limits, expected):
-    assert sparkline(values, **limits) == expected
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(0, "0:00"), (9.4, "0:09"), (59.6, "1:00"), (61, "1:01"), (3599.4, "59:59"), (3599.6, "1:00:00"), (90061, "25:01:01")],
-)
-def test_clocks(seconds, expected):
-    assert clock(seconds) == expected
 
 
 # Time left
@@ -105,7 +72,7 @@ def test_a_row_of_numbers_that_are_not_finite_is_shown():
 
 
 def test_lines_are_printed_and_messages_go_to_the_other_stream(capsys):
-    lines = Lines(pause=0.0)
+    lines = Shown(pause=0.0)
     with lines.running(Config(steps=200), 0):
         lines.step(1, 0.1)
         lines.row(ROW)
@@ -117,7 +84,7 @@ def test_lines_are_printed_and_messages_go_to_the_other_stream(capsys):
 
 
 def test_lines_are_few_but_the_first_and_the_last_are_shown(capsys):
-    lines = Lines(pause=3600.0)
+    lines = Shown(pause=3600.0)
     with lines.running(Config(steps=200), 0):
         for step in range(10, 201, 10):
             lines.row({**ROW, "step": step})
@@ -139,7 +106,7 @@ def test_quiet_says_nothing(capsys):
 def drawn(act, config=None, step=0, width=160):
     """What a terminal of this width is sent."""
     file = io.StringIO()
-    bar = Bar(Console(file=file, force_terminal=True, width=width, color_system=None, legacy_windows=False))
+    bar = Shown(Console(file=file, force_terminal=True, width=width, color_system=None, legacy_windows=False))
     with bar.running(config or Config(steps=200, sampler="adaptive+minsnr"), step):
         act(bar)
     return file.getvalue()
@@ -185,7 +152,7 @@ def test_a_name_with_brackets_is_shown_as_it_is():
 
 def test_a_bar_can_be_used_again_after_a_failure():
     file = io.StringIO()
-    bar = Bar(Console(file=file, force_terminal=True, width=160, color_system=None))
+    bar = Shown(Console(file=file, force_terminal=True, width=160, color_system=None))
     with pytest.raises(KeyError), bar.running(Config(steps=10), 0):
         raise KeyError
     with bar.running(Config(steps=33), 3):
@@ -193,11 +160,12 @@ def test_a_bar_can_be_used_again_after_a_failure():
     assert "step 4/33" in file.getvalue()
 
 
-def test_what_suits():
-    assert isinstance(suitable_progress(main=False), Quiet)
-    assert isinstance(suitable_progress(), Lines)  # tests do not run in a terminal
-
-
-def test_a_terminal_gets_a_bar(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
-    assert isinstance(suitable_progress(), Bar)
+def test_a_log_file_gets_lines_and_a_terminal_a_bar(capsys, monkeypatch):
+    for terminal in (False, True):
+        monkeypatch.setenv("FORCE_COLOR", "1" if terminal else "")  # rich takes it for a terminal
+        shown = Shown(pause=0.0)
+        with shown.running(Config(steps=200), 0):
+            shown.row(ROW)
+        said = capsys.readouterr()
+        assert bool(said.out) != terminal
+        assert ("step 0/200" in said.err) == terminal

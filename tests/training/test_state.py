@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+import noisewise
 from noisewise.processes import DDPM
 from noisewise.samplers import SAMPLERS
-from noisewise.spec import build
 from noisewise.training.checkpoint import CheckpointError, load, save
 from noisewise.training.config import OptimizerConfig
 from noisewise.training.optimizer import make_optimizer
@@ -83,7 +83,7 @@ def test_a_loaded_module_shares_no_memory_with_what_was_loaded():
 
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if name in ("uniform", "adaptive", "loss_moment", "loss_adaptive")])
 def test_a_sampler_with_its_extra_state_comes_back(name, tmp_path):
-    old, new = (build(name, DDPM.linear(100), seed=0).sampler for _ in range(2))
+    old, new = (noisewise.recipe(name, DDPM.linear(100), seed=0).sampler for _ in range(2))
     for _ in range(3):
         draw = old.sample(8)
         with old.observe(draw, draw.u):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from noisewise.looking.monitor import mean_density
-from noisewise.samplers.learning import Learner
 from noisewise.training.checkpoint import CheckpointError
 from noisewise.training.config import EMAConfig, ModelConfig, OptimizerConfig
 from noisewise.training.guard import Diverged
@@ -279,21 +278,6 @@ def test_how_many_steps_may_fail_is_the_same_for_every_sampler(sampler):
     trainer = trainer_of(tiny(model=own("Poisoned", high=1000), sampler=sampler, steps=300, max_bad_steps=120))
     with pytest.raises(Diverged, match="120 steps in a row"):
         advance(trainer, 300)
-
-
-def test_a_limit_that_the_sampler_is_given_holds_for_it():
-    trainer = trainer_of(
-        tiny(model=own("Poisoned", high=1000), sampler="adaptive:max_bad_steps=10", steps=300, max_bad_steps=120)
-    )
-    with pytest.raises(FloatingPointError, match="last 10 steps"):
-        advance(trainer, 300)
-
-
-def test_a_limit_holds_for_the_part_of_a_sampler_that_it_is_given_to():
-    spec = "switch:first=(adaptive:max_bad_steps=100),then=adaptive,at=5"
-    trainer = trainer_of(tiny(sampler=spec, max_bad_steps=120))
-    first, then = (part for part in trainer.sampler.modules() if isinstance(part, Learner))
-    assert (first.max_bad_steps, then.max_bad_steps) == (100, 120 + trainer.config.log.every)
 
 
 def test_a_model_without_a_place_for_withheld_classes_is_refused_before_the_first_step():

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from noisewise import DDPM, build
+import noisewise
+from noisewise import DDPM
 from tests.samplers.specs import ALL_SPECS
 from tests.samplers.toy import Toy
 
@@ -54,7 +55,7 @@ def main(out: Path, table: str) -> None:
         spec = spec.replace("{table}", table)
         result["equal"][spec] = train(spec, rank, 16, out / f"state{number}.pt" if rank == 0 else None)
         result["unequal"][spec] = train(spec, rank, 16 - 5 * rank)
-    strata = build("uniform", DDPM.linear(), draws="stratified").sampler
+    strata = noisewise.recipe("uniform", DDPM.linear(), draws="stratified").sampler
     result["stratified"] = [strata.sample(32).u.tolist() for _ in range(5)]
     result["gradients"] = [measured_gradients(larger) for larger in (None, 0, 1)]
     finish(out, result)

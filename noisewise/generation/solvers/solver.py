@@ -1,8 +1,7 @@
 """A solver with all its settings, and the one line of text that names it: "ddim:steps=50,eta=0.5,spacing=quadratic"."""
 
-import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -14,6 +13,7 @@ from noisewise.generation.solvers.path import Denoise, Path, check_levels, start
 from noisewise.generation.spacing import RHO, check_spacing, default_spacing, grid
 from noisewise.processes import EDM, VE, Flow, Process
 from noisewise.spec import SpecError, parse
+from noisewise.suggest import unknown
 
 Method = Callable[[Path, Tensor], Iterator[Tensor]]
 
@@ -185,11 +185,3 @@ def _value(key: str, text: str, kind: Any) -> Any:
     if isinstance(value, float) and math.isnan(value):
         raise SpecError(f"{key}={text}: expected a number")
     return value
-
-
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """An error message with what was probably meant."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, 1)
-    meant = f": did you mean {close[0]!r}?" if close else "."
-    return f"unknown {what} {name!r}{meant} " + (f"Known: {', '.join(known)}" if known else "It has none.")

@@ -20,10 +20,9 @@ from typing import Any
 from torch import Tensor
 
 from noisewise.integrations.diffusers.flow import ShiftedFlow
-from noisewise.objective import Objective, Prediction
+from noisewise.objective import WORDS, Objective, Prediction
 from noisewise.processes import DDPM, EDM
 
-PREDICTION_TYPES: dict[str, Prediction] = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"}
 FLOW = ("FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler", "FlowMatchLCMScheduler")
 EDM_STYLE = ("EDMEulerScheduler", "EDMDPMSolverMultistepScheduler")
 CONFIG_FILE = "scheduler_config.json"
@@ -78,13 +77,13 @@ def _ddpm(scheduler: Any, config: Mapping[str, Any]) -> Objective:
 def table_prediction(scheduler: Any) -> Prediction:
     """What the model of a scheduler with alphas_cumprod predicts."""
     kind = getattr(getattr(scheduler, "config", None), "prediction_type", None)
-    if kind not in PREDICTION_TYPES:
+    if kind not in WORDS:
         raise ValueError(
             f"{type(scheduler).__name__} has prediction_type={kind!r}, but with alphas_cumprod only "
-            f"{', '.join(PREDICTION_TYPES)} are known: set it with scheduler.register_to_config(prediction_type=...), or use "
+            f"{', '.join(WORDS)} are known: set it with scheduler.register_to_config(prediction_type=...), or use "
             "Objective(DDPM.from_diffusers(scheduler), 'eps')"
         )
-    return PREDICTION_TYPES[kind]
+    return WORDS[kind]
 
 
 def _flow(scheduler: Any, config: Mapping[str, Any], shift: float | None, mu: float | None) -> Objective:
@@ -96,8 +95,7 @@ def _flow(scheduler: Any, config: Mapping[str, Any], shift: float | None, mu: fl
         )
     if config.get("invert_sigmas"):
         raise ValueError(
-            f"{name} has invert_sigmas, so its model is fed (1 - sigma) T: use Objective(Flow(), 'flow') and feed your model "
-            "(1 - draw.u) times what it takes for no noise"
+            f"{name} has invert_sigmas, so its model is fed (1 - sigma) T: use Objective(Flow(time_scale=T, data_at=1))"
         )
     if shift is not None and mu is not None:
         raise ValueError(f"give shift or mu, not both, got {shift} and {mu}")

@@ -1,8 +1,8 @@
 """Replacements for functions of `diffusers.training_utils`: the same arguments, the same values, finite at the ends.
 
 They also take noisewise's spec strings. Scripts pass one `weighting_scheme` to two functions, which fits: of
-"lognormal:mean=0.5+cosmap_weight" the first draws by the sampler and the second weights by the weighting. A name that diffusers
-knows keeps its meaning there ("cosmap" is a weight).
+"logit_normal:mean=0.5+cosmap_weight" the first draws by the sampler and the second weights by the weighting. A name that
+diffusers knows keeps its meaning there ("cosmap" is a weight).
 """
 
 import math
@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisewise import recipes
 from noisewise.integrations.diffusers.flow import ShiftedFlow
 from noisewise.integrations.diffusers.schedulers import table_prediction
 from noisewise.levels import middles, visible
 from noisewise.objective import LOG_SNR_LIMIT, Objective, eps_error_per_prediction_error
 from noisewise.processes import Flow
 from noisewise.samplers import Mode, Sampler
-from noisewise.spec import SpecError, build
+from noisewise.spec import SpecError
 from noisewise.weighting import EDMWeight, NoWeight, OfLogSNR, Simple, Weighting, WeightProduct, min_snr
 
 DIFFUSERS_SCHEMES = ("logit_normal", "mode", "sigma_sqrt", "cosmap", "none")
@@ -30,17 +31,14 @@ SMALLEST_SIGMA = 1 / (1 + math.exp(LOG_SNR_LIMIT / 2))
 """Where weights that grow without bound towards sigma = 0 stop growing: the flow's sigma at the largest log SNR."""
 
 LOOP = """
-    objective = read_scheduler(noise_scheduler)
-    recipe = build({spec!r}, objective)
-    sampler = Accelerated(accelerator, recipe.sampler)    # noisewise.integrations.accelerate; or recipe.sampler alone
+    recipe = noisewise.recipe({spec!r}, read_scheduler(noise_scheduler))
+    recipe.attach(optimizer)
     ...
-    draw = sampler.sample(model_input)
+    draw = recipe.sample(model_input)
     timesteps = draw.time        # in place of noise_scheduler.timesteps[indices]
     losses = ((model_pred - target) ** 2).flatten(1).mean(1)
-    loss = (draw.weight * recipe.weighting.weighted(losses, objective, draw.u)).mean()
-    accelerator.backward(loss)
-    with sampler.observe(draw, losses):
-        optimizer.step()"""
+    accelerator.backward(recipe.loss(draw, losses))
+    optimizer.step()"""
 
 
 # Schedulers with alphas_cumprod ---------------------------------------------------------------------------------------
@@ -97,8 +95,8 @@ def compute_density_for_timestep_sampling(
     """Draw u in [0, 1) for `noise_scheduler.timesteps[(u * num_train_timesteps).long()]`: here **u = 0 is the most noise**.
 
     Args:
-        weighting_scheme: a name of diffusers, which draws the same numbers as there; or a spec such as "lognormal:mean=0.5" or
-            "beta:a=2,b=1", whose u is turned round for this list. A sampler that learns needs the loop and is an error.
+        weighting_scheme: a name of diffusers, which draws the same numbers as there; or a spec such as "logit_normal:mean=0.5"
+            or "beta:a=2,b=1", whose u is turned round for this list. A sampler that learns needs the loop and is an error.
         batch_size: how many.
         logit_mean: of "logit_normal"; 0 if absent, as in the scripts.
         logit_std: of "logit_normal"; 1 if absent.
@@ -126,9 +124,9 @@ def compute_loss_weighting_for_sd3(weighting_scheme: str, sigmas: Tensor | None 
     """The weight of the flow loss (noise - x0) at each sigma, float32, in the shape of `sigmas`.
 
     Args:
-        weighting_scheme: a name of diffusers, or a spec such as "minsnr:gamma=5" or "lognormal+debiased". A spec's weight is of
-            the flow loss; scripts with `precondition_outputs` compute the x0-loss, which is sigma^2 times that. A sampler that
-            `compute_density_for_timestep_sampling` cannot draw, such as one that learns, is an error here too.
+        weighting_scheme: a name of diffusers, or a spec such as "minsnr:gamma=5" or "logit_normal+debiased". A spec's weight
+            is of the flow loss; scripts with `precondition_outputs` compute the x0-loss, which is sigma^2 times that. A
+            sampler that `compute_density_for_timestep_sampling` cannot draw, such as one that learns, is an error here too.
         sigmas: noise levels in [0, 1] of any shape and floating type.
     """
     if not isinstance(sigmas, Tensor) or not sigmas.is_floating_point():
@@ -141,7 +139,7 @@ def compute_loss_weighting_for_sd3(weighting_scheme: str, sigmas: Tensor | None 
     if weighting_scheme in DIFFUSERS_SCHEMES:
         return torch.ones_like(sigma)
     _fixed_sampler(weighting_scheme)  # for its error: weights beside other draws would train another objective
-    weighting = build(weighting_scheme, Flow()).weighting
+    weighting = recipes.recipe(weighting_scheme, Flow()).weighting
     if isinstance(weighting, NoWeight):
         return torch.ones_like(sigma)
     for factor in weighting.factors if isinstance(weighting, WeightProduct) else [weighting]:
@@ -187,7 +185,7 @@ class DensityWeight(Weighting):
 def _fixed_sampler(spec: str) -> Sampler:
     """The sampler of a spec, if drawing from it takes nothing but u."""
     process = ShiftedFlow()
-    sampler = build(spec, process).sampler
+    sampler = recipes.recipe(spec, process).sampler
     why = None
     if not sampler.constant:
         why = "changes during training and needs to see the losses"
@@ -197,7 +195,7 @@ def _fixed_sampler(spec: str) -> Sampler:
         why = f"has {sampler.draws} draws, which depend on the step and the rank"
     else:
         u = middles(1000)
-        if not torch.allclose(sampler.density(u), build(spec, ShiftedFlow(shift=4.0)).sampler.density(u)):
+        if not torch.allclose(sampler.density(u), recipes.recipe(spec, ShiftedFlow(shift=4.0)).sampler.density(u)):
             why = "depends on the scheduler's shift, which is not known here"
     if why is not None:
         raise SpecError(f"{spec!r} {why}, so a function without state cannot draw it. Use the loop:{LOOP.format(spec=spec)}")

@@ -44,6 +44,7 @@ class LookaheadEstimator(Estimator):
     """
 
     strata = 10
+    probes = wants_model = True
 
     def __init__(
         self,
@@ -146,11 +147,9 @@ class LookaheadEstimator(Estimator):
         u = torch.where(v < self.share, low + inside * (high - low), sampler.table.draw(outside)[0])
         density = (1 - self.share) * sampler.table.density(u) + self.share * ((u >= low) & (u < high)) / (high - low)
         losses = check_evaluation(loss_at(torch.arange(batch, device=device), u), u)
-        weight = sampler._raw_weight(u, density)
-        if sampler.correction.needs_mean:
-            mass = (1 - self.share) * sampler.table.mass
-            mass = mass + self.share * (torch.arange(len(mass), device=device) == stratum)
-            weight = weight / (mass * sampler.correction.raw(mass / sampler.table.widths)).sum()
+        mass = (1 - self.share) * sampler.table.mass
+        mass = mass + self.share * (torch.arange(len(mass), device=device) == stratum)
+        weight = sampler._weight(u, density, (mass, mass / sampler.table.widths))
         return (weight * sampler.in_training(losses, u)).mean()
 
     @torch.no_grad()

@@ -33,6 +33,7 @@ class BetaPolicy(nn.Module):
         with preserved_random_state(seed), torch.device("cpu"):
             self.body = nn.Identity() if shape is None else _body(self.shape or (), hidden, depth)
             self.head = nn.Linear(1 if shape is None else hidden, 2, dtype=torch.float32)
+        self.requires_grad_(False)  # but where it is trained
         self.reset()
 
     def reset(self) -> None:

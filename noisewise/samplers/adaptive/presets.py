@@ -1,7 +1,7 @@
-"""The settings of arXiv 2411.09998, as published: no floor, no importance weights, independent draws, rewards as they come,
-the VLB as target.
+"""The settings of arXiv 2411.09998: no floor, no importance weights, independent draws, rewards as they come, no guard.
 
-(Paired noise and bounded Beta parameters are kept; without them the method measures noise, or divides by zero.)
+The reward is measured on c_t w_t, the bound's own weight times the loss weight beside the sampler (section 6.2: a heuristic
+weighting is "part of the schedule-dependent constant c_t").
 """
 
 from typing import Any
@@ -9,11 +9,16 @@ from typing import Any
 import torch
 
 from noisewise.processes import DDPM, Process, check_process
+from noisewise.samplers.adaptive.paper import ExactBeta, PaperEstimator, ReleasedEstimator
 from noisewise.samplers.adaptive.sampler import AdaptiveSampler
+from noisewise.samplers.learning import check_weighting
 from noisewise.weighting import VLB
 
 
-def _paper(process: Process, settings: dict[str, Any], **published: Any) -> AdaptiveSampler:
+def _paper(
+    process: Process, settings: dict[str, Any], estimator: type[ExactBeta] = PaperEstimator, **published: Any
+) -> AdaptiveSampler:
+    bound, weighting = VLB(normalise=False), settings.get("weighting")
     common = {
         "strata": check_process(process).steps or 1000,
         "every": 40,
@@ -24,9 +29,10 @@ def _paper(process: Process, settings: dict[str, Any], **published: Any) -> Adap
         "floor": 0.0,
         "correction": "none",
         "draws": "independent",
-        "target": VLB(),
+        "collapse": 0.0,
+        "target": bound if weighting is None else bound * check_weighting(weighting, "weighting"),
     }
-    return AdaptiveSampler(process, "reinforce", **{**common, **published, **settings})
+    return AdaptiveSampler(process, estimator, **{**common, **published, **settings})
 
 
 def _is_cosine(process: Process) -> bool:
@@ -49,3 +55,8 @@ def paper_celebahq(process: Process, **settings: Any) -> AdaptiveSampler:
 def paper_imagenet(process: Process, **settings: Any) -> AdaptiveSampler:
     """ImageNet 256 (latents, with Min-SNR): hidden 256, policy learning rate 1e-3."""
     return _paper(process, settings, hidden=256, lr=1e-3)
+
+
+def released_cifar10(process: Process, **settings: Any) -> AdaptiveSampler:
+    """CIFAR-10 as in the authors' released code, where it differs from the paper: `ReleasedEstimator`, hidden 256, queue 5."""
+    return _paper(process, settings, ReleasedEstimator, hidden=256, queue=5, lr=1e-2)

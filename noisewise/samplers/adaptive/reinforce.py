@@ -8,7 +8,7 @@ Cost of an update: 2 (K + |S| B) samples forward, in calls of at most `probe_bat
 whether noise is paired). Card: docs/methods/adaptive.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,9 @@ from noisewise.streams import stream_key
 
 if TYPE_CHECKING:
     from noisewise.samplers.adaptive.sampler import AdaptiveSampler
+
+Probe = Callable[[Tensor, Tensor], Tensor]
+"""(rows, u) -> losses."""
 
 NOT_BUILT, GLOBAL = -2, -1  # in the `shape` buffer
 
@@ -52,6 +55,8 @@ class ReinforceEstimator(Estimator):
     """
 
     strata = 100
+    probes = True
+    paired = True  # the same noise before and after the step
 
     def __init__(
         self,
@@ -135,10 +140,14 @@ class ReinforceEstimator(Estimator):
 
     def masses(self, x0: Tensor) -> Tensor:
         """(B, K) of the policy itself; for a row of data that is not finite, uniform."""
+        ab, finite = self._beta(x0)
+        return torch.where(finite[:, None], beta_masses(ab, self.edges), self.edges.diff())
+
+    def _beta(self, x0: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 2) of the policy, and which rows of the data are finite."""
         finite = torch.isfinite(x0.flatten(1)).all(1) if x0.ndim > 1 else torch.isfinite(x0)
         usable = torch.where(finite.view(-1, *[1] * (x0.ndim - 1)), x0, 0.0)
-        mass = beta_masses(self._policy_for(x0)[0](usable), self.edges)
-        return torch.where(finite[:, None], mass, self.edges.diff())
+        return self._policy_for(x0)[0](usable), finite
 
     def reset(self) -> None:
         if self.policy is not None and self.adam is not None:
@@ -162,45 +171,72 @@ class ReinforceEstimator(Estimator):
 
     @contextmanager
     def feedback(self, sampler: "AdaptiveSampler", draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> Iterator[None]:
+        evaluated = self.check(draw, loss_at)
+        if (sampler.step + 1) % self.every:
+            yield
+            return
+        probe = self.prober(sampler, draw, evaluated)
+        one, batch = self.one_at_all(sampler, draw), self.all_at_selected(draw)
+        rows, u = torch.cat([one[0], batch[0]]), torch.cat([one[1], batch[1]])
+        before = probe(rows, u)
+        if not self.paired:
+            probe = self.prober(sampler, draw, evaluated, stream=7)
+        elif not self.pairing_checked:
+            self.pairing_checked = True
+            check_pairing(before, probe(rows, u))
+        yield
+        row, rewards = self.change(sampler, before, probe(rows, u), u).tensor_split([len(one[1])])
+        self._learn(sampler, draw, row, self.rewards(draw, rewards))
+
+    def check(self, draw: Draw, loss_at: LossAt | None) -> LossAt:
+        """What evaluates the model, or an error that says what is missing."""
         if loss_at is None:
             raise ValueError("the reinforce estimator evaluates the model: call observe(draw, losses, loss_at)")
         if self.conditional and draw.x0 is None:
             raise ValueError("the policy looks at the data: draw with sample(x0), not with their number, or use policy=global")
-        if (sampler.step + 1) % self.every:
-            yield
-            return
-        batch, device = draw.rows, draw.u.device
-        one = stream_key(sampler.seed, sampler.step, distributed.rank(), 4) % batch
-        strata = torch.cat([torch.arange(len(self.edges) - 1, device=device), self.selected.repeat_interleave(batch)])
-        rows = torch.cat(
-            [torch.full((len(self.edges) - 1,), one, device=device), torch.arange(batch, device=device).repeat(self.chosen)]
-        )
-        u = ((self.edges[1:] + self.edges[:-1]) / 2)[strata]
-        key = stream_key(sampler.seed, sampler.step, distributed.rank(), 5) >> 1
-        most = self.probe_batch or 8 * batch
-        probe = partial(evaluate, loss_at, most=most, seed=key, model=sampler.model)
-        before = probe(rows, u)
-        if not self.pairing_checked:
-            self.pairing_checked = True
-            check_pairing(before, probe(rows, u))
-        yield
-        after = probe(rows, u)
-        with torch.no_grad():
-            change = sampler.on_target(before - after, u)
-            if self.scale_free:
-                change = torch.log(before.clamp(min=1e-12)) - torch.log(after.clamp(min=1e-12))
-                change = torch.where(torch.isfinite(before - after), change, torch.nan)
-        count = len(self.edges) - 1
-        self._learn(sampler, draw, change[:count], change[count:].view(self.chosen, batch).mean(0))
+        return loss_at
 
-    def _learn(self, sampler: "AdaptiveSampler", draw: Draw, change: Tensor, rewards: Tensor) -> None:
-        change = distributed.gather_sum(change) / distributed.world_size()
-        sampler.skipped.note(distributed.gather_sum((~torch.isfinite(rewards)).sum()) + (~torch.isfinite(change)).any())
-        usable = bool(torch.isfinite(change).all())
+    def prober(self, sampler: "AdaptiveSampler", draw: Draw, loss_at: LossAt, stream: int = 5) -> Probe:
+        """(rows, u) to losses, with the same noise at every call."""
+        key = stream_key(sampler.seed, sampler.step, distributed.rank(), stream) >> 1
+        return partial(evaluate, loss_at, most=self.probe_batch or 8 * draw.rows, seed=key, model=sampler.model)
+
+    def one_at_all(self, sampler: "AdaptiveSampler", draw: Draw) -> tuple[Tensor, Tensor]:
+        """One row of the batch at the middles of all strata."""
+        one = stream_key(sampler.seed, sampler.step, distributed.rank(), 4) % draw.rows
+        u = (self.edges[1:] + self.edges[:-1]) / 2
+        return torch.full((len(u),), one, device=u.device), u
+
+    def all_at_selected(self, draw: Draw) -> tuple[Tensor, Tensor]:
+        """All rows at the middles of the strata of S: first all of them at its first one."""
+        u = ((self.edges[1:] + self.edges[:-1]) / 2)[self.selected.repeat_interleave(draw.rows)]
+        return torch.arange(draw.rows, device=u.device).repeat(self.chosen), u
+
+    @torch.no_grad()
+    def change(self, sampler: "AdaptiveSampler", before: Tensor, after: Tensor, u: Tensor) -> Tensor:
+        """delta: how much the target fell at each u."""
+        change = sampler.on_target(before - after, u)
+        if self.scale_free:
+            change = torch.log(before.clamp(min=1e-12)) - torch.log(after.clamp(min=1e-12))
+            change = torch.where(torch.isfinite(before - after), change, torch.nan)
+        return change
+
+    def rewards(self, draw: Draw, change: Tensor) -> Tensor:
+        """(B,): a sample's own changes over S."""
+        return change.view(self.chosen, draw.rows).mean(0)
+
+    def _learn(self, sampler: "AdaptiveSampler", draw: Draw, row: Tensor, rewards: Tensor) -> None:
+        row = distributed.gather_sum(row) / distributed.world_size()
+        sampler.skipped.note(distributed.gather_sum((~torch.isfinite(rewards)).sum()) + (~torch.isfinite(row)).any())
+        sampler.skipped.warn()
         if int(self.filled) >= 2:
             self._update_policy(sampler, draw, rewards)
-        if usable:
-            self.queue.copy_(torch.cat([self.queue[1:], change[None].to(self.queue)]))
+        self.push(row)
+
+    def push(self, row: Tensor) -> None:
+        """Put a row into the queue, unless it has something that is not finite, and select S anew from two rows on."""
+        if bool(torch.isfinite(row).all()):
+            self.queue.copy_(torch.cat([self.queue[1:], row[None].to(self.queue)]))
             self.filled.add_(1).clamp_(max=len(self.queue))
         if int(self.filled) >= 2:
             self.selected.copy_(self.select(self.queue[-int(self.filled) :], self.chosen))
@@ -215,17 +251,11 @@ class ReinforceEstimator(Estimator):
         x0 = draw.u.new_zeros(draw.rows, 1) if draw.x0 is None else draw.x0[-draw.rows :]
         with torch.enable_grad():
             policy, adam = self._policy_for(x0)
-            mass = self.masses(x0)
-            widths = self.edges.diff()
-            drawn = sampler.table.bin(draw.u[-draw.rows :])[:, None]
-            # Its gradient is that of log q where the draw came from this very density, and right up to a factor where a
-            # mixture around the sampler made it.
-            floored = (1 - sampler.floor) * (mass / widths).gather(1, drawn).squeeze(1) + sampler.floor
-            ratio = floored / draw.density[-draw.rows :]
-            entropy = -(mass * torch.log((mass / widths).clamp(min=1e-30))).sum(1)
-            loss = -(finite * (advantage * ratio + self.entropy * entropy)).sum() / n.float()
+            policy.requires_grad_(True)  # here alone: an optimizer or DDP that finds it has nothing to train
+            loss = -(finite * self.merit(sampler, draw, x0, advantage)).sum() / n.float()
             parameters = list(policy.parameters())
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+            policy.requires_grad_(False)
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         flat = distributed.gather_sum(flat)
         if not bool(torch.isfinite(flat).all()):
@@ -235,6 +265,18 @@ class ReinforceEstimator(Estimator):
         with torch.no_grad():
             updated = self.masses(x0).double().sum(0)
             sampler.settle(distributed.gather_sum(updated))
+
+    def merit(self, sampler: "AdaptiveSampler", draw: Draw, x0: Tensor, advantage: Tensor) -> Tensor:
+        """(B,), whose gradient the policy climbs."""
+        mass = self.masses(x0)
+        widths = self.edges.diff()
+        drawn = sampler.table.bin(draw.u[-draw.rows :])[:, None]
+        # Its gradient is that of log q where the draw came from this very density, and right up to a factor where a
+        # mixture around the sampler made it.
+        floored = (1 - sampler.floor) * (mass / widths).gather(1, drawn).squeeze(1) + sampler.floor
+        ratio = floored / draw.density[-draw.rows :]
+        entropy = -(mass * torch.log((mass / widths).clamp(min=1e-30))).sum(1)
+        return advantage * ratio + self.entropy * entropy
 
     def _advantage(self, rewards: Tensor, mean: Tensor, square: Tensor) -> Tensor:
         if not self.normalise:

@@ -19,7 +19,7 @@ from noisewise.samplers.adaptive.loss import LossEstimator
 from noisewise.samplers.adaptive.reinforce import ReinforceEstimator
 from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.correction import Correction
-from noisewise.samplers.histogram import Histogram, row_quantile
+from noisewise.samplers.histogram import Histogram
 from noisewise.samplers.learning import Learner, split_objective
 from noisewise.weighting import MinSNR, Weighting
 
@@ -36,7 +36,7 @@ class AdaptiveSampler(Learner):
     Args:
         process: the objective, that is the noising process and what the model predicts; or the process alone, if the model
             predicts what is usual there, as in `Objective(process)`.
-        estimator: how to learn; one of `ESTIMATORS`. Its own settings may follow as keywords.
+        estimator: how to learn; one of `ESTIMATORS`, or a class. Its own settings may follow as keywords.
         floor: the share of uniform mass, so that no noise level is ever starved; by default the estimator's own: 0.35 for
             `loss`, where it also bounds the importance weights (docs/adaptive.md), and 0.2 for the others.
         strata: how many intervals of u are told apart (no more than a discrete process has timesteps); by default as many as
@@ -50,13 +50,13 @@ class AdaptiveSampler(Learner):
             the same density with less noise, for nothing (docs/adaptive.md).
         collapse: the learned density's effective width, exp(entropy), below which it counts as collapsed: a warning is given,
             the density goes back to uniform and the estimator starts anew.
-        settings: `weighting`, `objective`, `max_bad_steps` and `seed` of all learning samplers; the estimator's own.
+        settings: `weighting`, `objective` and `seed` of all learning samplers; the estimator's own.
     """
 
     def __init__(
         self,
         process: Process | Objective,
-        estimator: str = "loss",
+        estimator: str | type[Estimator] = "loss",
         *,
         floor: float | None = None,
         strata: int | None = None,
@@ -68,21 +68,22 @@ class AdaptiveSampler(Learner):
         **settings: Any,
     ) -> None:
         process, settings["objective"] = split_objective(process, settings.get("objective"))
-        if estimator not in ESTIMATORS:
+        if isinstance(estimator, str) and estimator not in ESTIMATORS:
             raise ValueError(f"unknown estimator {estimator!r}: choose one of {', '.join(ESTIMATORS)}")
-        own = {name: settings.pop(name) for name in list(settings) if name in _settings_of(ESTIMATORS[estimator])}
+        learned_by = ESTIMATORS[estimator] if isinstance(estimator, str) else estimator
+        own = {name: settings.pop(name) for name in list(settings) if name in _settings_of(learned_by)}
         for name in settings:
             takers = [other for other, kind in ESTIMATORS.items() if name in _settings_of(kind)]
             if takers:
                 raise ValueError(f"{name} is a setting of the {takers[0]} estimator, not of {estimator}")
-        edges = stratum_edges(process, ESTIMATORS[estimator].strata if strata is None else strata, over)
+        edges = stratum_edges(process, learned_by.strata if strata is None else strata, over)
         table = Histogram((edges[1:] - edges[:-1]).double(), edges)
-        correction = Correction.parse(ESTIMATORS[estimator].correction if correction is None else correction)
-        floor = ESTIMATORS[estimator].floor if floor is None else floor
+        correction = Correction.parse(learned_by.correction if correction is None else correction)
+        floor = learned_by.floor if floor is None else floor
         if correction.kind == "target" and target is None and settings.get("weighting") is None:
             target = MinSNR()
         super().__init__(process, table, floor=floor, correction=correction, target=target, draws=draws, **settings)
-        self.estimator = ESTIMATORS[estimator](table.edges, **own)
+        self.estimator = learned_by(table.edges, **own)
         self.conditional = self.estimator.conditional
         if not 0 <= collapse < 1:
             raise ValueError(f"collapse must lie in [0, 1), got {collapse}")
@@ -105,6 +106,7 @@ class AdaptiveSampler(Learner):
 
         Called at updates only: it waits for the device.
         """
+        self.skipped.warn()
         mass = mass.detach().double()
         mass = mass / mass.sum().clamp(min=1e-30)
         widths = self.table.widths.double()
@@ -131,7 +133,7 @@ class AdaptiveSampler(Learner):
         if x0 is None or not self.conditional:
             return self.table.density(u)
         with torch.no_grad():
-            return (self.masses(x0) / self.table.widths).gather(1, self.table.bin(u)[:, None]).squeeze(1)
+            return self.estimator.rows(self, x0).density(u)
 
     @torch.no_grad()
     def marginal(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
@@ -145,14 +147,11 @@ class AdaptiveSampler(Learner):
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         if x0 is None or not self.conditional:
             return super()._draw(v, None)
-        mass = self.masses(x0)
-        u = row_quantile(mass, self.table.edges, v)
-        densities = mass / self.table.widths
-        density = densities.gather(1, self.table.bin(u)[:, None]).squeeze(1)
-        weight = self._raw_weight(u, density)
-        if self.correction.needs_mean:
-            weight = weight / (mass * self.correction.raw(densities)).sum(1)
-        return u, density, weight
+        rows = self.estimator.rows(self, x0)
+        u = rows.quantile(v)
+        density = rows.density(u)
+        mass = self.masses(x0) if self.correction.needs_mean else None
+        return u, density, self._weight(u, density, None if mass is None else (mass, mass / self.table.widths))
 
     def _kept(self, x0: Tensor | None) -> Tensor | None:
         return x0 if self.conditional else None

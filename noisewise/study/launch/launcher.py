@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from noisewise.study.worker import Job
+from noisewise.study.job import Job
 from noisewise.training.signals import StopRequest
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
+from noisewise.study.job import Job
 from noisewise.study.launch.launcher import Launcher
 from noisewise.study.launch.process import Share, Worker
-from noisewise.study.worker import Job
 from noisewise.training.signals import StopRequest
 
 SLICES = 20  # turns that each run gets

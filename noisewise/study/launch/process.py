@@ -19,8 +19,7 @@ from pathlib import Path
 
 import torch
 
-from noisewise.study.status import Status, forget_status
-from noisewise.study.worker import Job, logged, record_failure, work
+from noisewise.study.job import Job, Status, forget_status, record_failure
 from noisewise.training.signals import StopRequest
 
 LISTEN = 0.2  # seconds between two looks at the pipe while training
@@ -97,6 +96,8 @@ class Line(StopRequest):
 
 def serve(job: Job, pipe: Connection, share: Share) -> None:
     """The whole life of a worker process."""
+    from noisewise.study.worker import logged, work  # only workers need what trains and measures
+
     with logged(job.folder), Line(pipe) as line:
         share.take()
         try:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from noisewise.study.job import Job, explained, record_failure
 from noisewise.study.launch.launcher import Launcher
-from noisewise.study.worker import Job, explained, record_failure, work_alone
 from noisewise.training.signals import StopRequest
 
 LISTEN = 0.2  # seconds between two looks at whether to stop
@@ -80,6 +80,8 @@ class Ray(Launcher):
 
 def work_in(folder: str, job: Job) -> str:
     """Do a job where the command was started: paths may be relative."""
+    from noisewise.study.worker import work_alone  # only the task needs what trains and measures
+
     os.chdir(folder)
     return work_alone(job)
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from noisewise.study.job import Job, record_failure
 from noisewise.study.launch.launcher import Launcher
 from noisewise.study.outcome import read_outcome
-from noisewise.study.worker import Job, logged, record_failure, work
 from noisewise.training.run_folder import replace_file
 from noisewise.training.signals import StopRequest
 
@@ -46,6 +46,8 @@ class Submitted:
     job: Job
 
     def __call__(self) -> str:
+        from noisewise.study.worker import logged, work  # only the node needs what trains and measures
+
         with logged(self.job.folder), Warned() as stop:
             end = work(self.job, stop=stop)
         if stop.name == Warned.warning.name and end == "stopped":

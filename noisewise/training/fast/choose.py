@@ -1,13 +1,37 @@
-"""Whether the fast path can be taken, and if not, why."""
+"""The fast step where it can be taken; where not, the plain one, and why."""
+
+from collections.abc import Callable
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 
 from noisewise import distributed
+from noisewise.training.components import Parts
 from noisewise.training.config import Config
+from noisewise.training.fast.fuse import fuse
+from noisewise.training.fast.graphs import GraphedStep
+from noisewise.training.step import Step
+from noisewise.weighting import Weighting
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def chosen_step(
+    config: Config, parts: Parts, accelerator: Accelerator, weighting: Weighting, tell: Callable[[str], None]
+) -> Step:
+    """The step that suits device and settings; `tell` is told if a GPU has to do with the plain one."""
+    against = why_not(config, accelerator, parts.model)
+    if against is None:
+        fuse(parts.model)
+        return GraphedStep(config, parts, accelerator, weighting)
+    if config.fast == "always":
+        raise ValueError(f"fast=always, but the fast path cannot be taken: {against}")
+    if config.fast == "auto" and accelerator.device.type == "cuda":
+        tell(f"the plain path, not the fast one: {against}")
+    if config.compile:
+        parts.model.compile(dynamic=False)
+    return Step(config, parts, accelerator, weighting)
 
 
 def why_not(config: Config, accelerator: Accelerator, model: nn.Module) -> str | None:

@@ -17,9 +17,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from noisewise.models import with_labels
 from noisewise.samplers import Draw
+from noisewise.training.fast.fuse import unfuse
 from noisewise.training.fast.recording import host_chance_is_an_error, recover, waiting_is_an_error
 from noisewise.training.fast.update import FusedMove, fused_move
-from noisewise.training.step import Step
+from noisewise.training.step import Step, first_line
 
 WARM_UP = 3  # steps before the capture: compilation, choice of kernels, state of the optimizer
 MODE = "thread_local"  # other threads may go on using the device, such as one that reads data ahead
@@ -29,19 +30,40 @@ FIELDS = ("u", "time", "weight", "density")
 class GraphedStep(Step):
     """As `Step`; in graphs, from the moment that `capture` has been called."""
 
-    # not fields: what moves the weights while it is recorded, and what the graph then holds
-    fused: FusedMove | None = None
-    in_graph: FusedMove | None = None
+    graphed = True
+    fused: FusedMove | None = None  # what moves the weights while it is recorded
+    in_graph: FusedMove | None = None  # what the graph then holds
     unrepeatable: str | None = None  # what of the network adds in no fixed order, if anything does
 
-    def capture(self, shape: Sequence[int], classes: int, *, record: bool = True) -> None:
+    def make_ready(self, tell: Callable[[str], None]) -> None:
+        if not self.ready:
+            self._record(tell)
+        if not self.ready:
+            super().make_ready(tell)
+
+    def _record(self, tell: Callable[[str], None]) -> None:
+        """Capture; where that cannot be done it stays a plain step."""
+        tell("compiling and recording the training step: up to two minutes, less the next time")
+        try:
+            self.capture()
+        except Exception as error:
+            if self.config.fast == "always":
+                raise
+            unfuse(self.model)  # our kernels may be what does not run
+            if self.config.compile:
+                self.model.compile(dynamic=False)
+            tell(f"the plain path, not the fast one: the step cannot be recorded ({first_line(error)})")
+        if self.ready and self.unrepeatable is not None:
+            tell(f"a resumed run will be the same up to rounding, not bit for bit: {self.unrepeatable}")
+
+    def capture(self, *, record: bool = True) -> None:
         """Compile, warm up and record, leaving all state of training as it was; raises whatever stands in the way.
 
         With `record=False` the same arithmetic runs on the same fixed buffers as separate kernels: for tests without CUDA.
         """
-        batch, count = self.config.batch, self.config.batch // self.config.accumulation
-        self.x0 = torch.zeros(count, *shape, device=self.device)
-        self.labels = torch.zeros(count, dtype=torch.int64, device=self.device) if classes else None
+        batch, count = self.config.batch, self.config.micro_batch
+        self.x0 = torch.zeros(count, *self.parts.source.shape, device=self.device)
+        self.labels = torch.zeros(count, dtype=torch.int64, device=self.device) if self.parts.classes else None
         u, ones = (torch.arange(batch, device=self.device) + 0.5) / batch, torch.ones(batch, device=self.device)
         self.all = Draw(u, self.objective.process.time(u), ones, ones.clone(), rows=count)
         self.u, self.weight = u[:count].clone(), ones[:count].clone()
@@ -169,8 +191,7 @@ class GraphedStep(Step):
     @contextmanager
     def _state_put_back(self) -> Iterator[None]:
         """Whatever training changes is as before after the block, at the same places in memory."""
-        modules = (self.model, self.weighting, self.monitor, self.guard)
-        tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        tensors = [tensor for module in self.modules().values() for tensor in (*module.parameters(), *module.buffers())]
         tensors += self.ema.average.values()
         tensors += self._optimizer_state()
         before = [(tensor, tensor.detach().clone()) for tensor in tensors]

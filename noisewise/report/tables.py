@@ -1,78 +1,23 @@
-"""The table, how the quality of images went with training, and where on the way the noise the model is good."""
+"""The sections of tables: results, what samplers cost, every evaluation, and what `noisewise evaluate` found of a run."""
 
 from collections.abc import Iterator
 from html import escape
-from typing import Any
 
-from noisewise.metrics import digits_features
-from noisewise.report.axis import number
-from noisewise.report.charts import Chart, loss_charts, quality_charts
-from noisewise.report.html import Cell, Part, charts_row, details, method_head, per_schedule, printed_legend, table
+from noisewise.report.html import Cell, Part, colour, details, method_head, number, per_schedule, table
 from noisewise.report.subject import Subject
+from noisewise.report.wording import measures
 from noisewise.study.findings import explanation
 from noisewise.study.outcome import Evaluation
 from noisewise.study.summary import Summary, budget_unit, headline_images, judged, metric_label, summarise
-from noisewise.study.table import Column, lowest, table_columns
+from noisewise.study.table import Column, lowest, spread_text, table_columns
 
-PUBLISHED = 50_000  # images of a FID in papers
 SPARE = 4  # columns that the table for terminals gives up before these are left to the unfolded table
 
 
-def parts(subject: Subject) -> list[Part]:
-    """The table, the charts of quality, and the losses by noise level; the last two also for a run that was measured."""
-    made = [] if subject.single else [_table(subject)]
-    if any(run.evaluations for run in subject.comparison.outcomes):
-        bands = "" if subject.single else "Lines are means over seeds, bands the range from the lowest to the highest seed. "
-        intro = f"<p>{bands}Training time includes what the sampler itself costs.{_about(subject)}</p>"
-        quality = [quality_charts(subject, process) for process in subject.schedules]
-        made.append(_charts("quality", "Quality through training", intro, subject, quality, evaluations(subject)))
-    return made
-
-
-def _about(subject: Subject) -> str:
-    metric = subject.metric
-    if metric is None:
-        return (
-            " No distance of images to the data was measured: the held-out loss stands in for it, which is what uniform "
-            "sampling minimises, and so favours it."
-        )
-    if metric == digits_features.METRIC:
-        return (
-            f" {metric} is the Fréchet distance between features of a small digit classifier, of generated images and of the "
-            "data; it is not FID, and a short run on a toy says little about large models."
-        )
-    images = max(found.images for run in subject.comparison.outcomes for found in run.evaluations)
-    if metric == "fid" and images < PUBLISHED:
-        headline = headline_images(summarise(subject.comparison)) or 0
-        but = f"with papers by the FID of {headline:,} in the table" if headline >= PUBLISHED else "but not with papers"
-        return (
-            f" FID is of {images:,} generated images, and so higher than a published one of {PUBLISHED:,}: methods can be "
-            f"compared here, {but}."
-        )
-    return ""
-
-
-def losses(subject: Subject) -> list[Part]:
-    """Held-out loss by noise level."""
-    intro = (
-        "<p>The plain loss on data that was not trained on, at the last evaluation: the same for every method, whatever "
-        "its own weights. It shows where a method gains, and what that costs elsewhere.</p>"
-    )
-    charts = [loss_charts(subject, process) for process in subject.schedules]
-    return [_charts("loss", "Loss by noise level", intro, subject, charts)] if any(charts) else []
-
-
-def _charts(name: str, title: str, intro: str, subject: Subject, charts: list[list[Chart]], end: str = "") -> Part:
-    blocks: list[str] = []
-    data: dict[str, Any] = {}
-    for i, some in enumerate(charts):
-        html, more = charts_row(some, f"{name}-{i}")
-        blocks.append(html if some else "")
-        data |= more
-    return Part(name, title, intro + printed_legend(subject) + per_schedule(subject, blocks) + end, data)
-
-
-def _table(subject: Subject) -> Part:
+def results(subject: Subject) -> list[Part]:
+    """The table of a comparison."""
+    if subject.single:
+        return []
     summaries = summarise(subject.comparison)
     columns = table_columns(summaries, budget_unit(subject.comparison))
     main = [column for column in columns if column.spare <= SPARE]
@@ -80,7 +25,7 @@ def _table(subject: Subject) -> Part:
     html = _rows(subject, summaries, main, "results") + f'<p class="note">{note}</p>'
     more = f'<p class="note">{escape(explanation(subject.comparison))}</p>'
     whole = _rows(subject, summaries, columns, "results all") if len(columns) > len(main) else ""
-    return Part("table", "Results", html + details("How to read it, and all columns", more + whole))
+    return [Part("table", "Results", html + details("How to read it, and all columns", more + whole))]
 
 
 def _rows(subject: Subject, summaries: list[Summary], columns: list[Column], kind: str) -> str:
@@ -137,3 +82,50 @@ def _evaluation_rows(subject: Subject, headline: bool) -> Iterator[str]:
             ]
             name = escape(run.folder.name)
             yield f'<tr data-run="{name}" data-method="{index[run.sampler]}">{"".join(cell.html() for cell in cells)}</tr>'
+
+
+def cost(subject: Subject) -> list[Part]:
+    """Steps per second, a bar for each method, if there are several."""
+    if subject.single or len(subject.methods) < 2:
+        return []
+    intro = (
+        "<p>Training steps per second over the baseline's: 1 is as fast, below 1 is slower. Only training steps are on the "
+        "clock; other work on the same machine moves these numbers.</p>"
+    )
+    summaries = summarise(subject.comparison)
+    blocks = [_bars(subject, [one for one in summaries if one.process == process]) for process in subject.schedules]
+    return [Part("cost", "Cost", intro + per_schedule(subject, blocks))] if any(blocks) else []
+
+
+def _bars(subject: Subject, summaries: list[Summary]) -> str:
+    base = next((one.steps_per_second for one in summaries if one.baseline), None)
+    known = [(one, one.steps_per_second) for one in summaries if one.steps_per_second is not None]
+    if base is None or not known:
+        return ""
+    longest = max(1.0, *(speed.mean / base.mean for _, speed in known))
+    index = {method.name: method for method in subject.methods}
+    rows = []
+    for one, speed in known:
+        method, ratio = index[one.sampler], speed.mean / base.mean
+        bar = f'<td class="bar"><span style="width:{ratio / longest:.1%};background:{colour(method)}"></span></td>'
+        cells = Cell(spread_text(speed), speed.mean, "steps_per_second").html()
+        cells += Cell(f"{ratio:.3f}", ratio, "speed").html() + bar
+        rows.append(f'<tr data-method="{method.index}">{method_head(method)}{cells}</tr>')
+    return table(["sampler", "steps per second", f"over {subject.baseline.name}", ""], rows, "cost")
+
+
+def measured(subject: Subject) -> list[Part]:
+    """Of one run: what `noisewise evaluate` has written into its metrics."""
+    rows = subject.measured()
+    if not rows:
+        return []
+    names = list(dict.fromkeys(name for row in rows for name in measures(row)))
+    lines = []
+    for row in rows:
+        found = measures(row)
+        cells = [Cell(f"{row['step']:,}" if "step" in row else "", row.get("step"), "step")]
+        cells += [Cell(number(found[name]), found[name], name) if name in found else Cell("") for name in names]
+        cells.insert(1, Cell(f"{row['images']:,}" if "images" in row else "", row.get("images"), "images"))
+        lines.append("<tr>" + "".join(cell.html() for cell in cells) + "</tr>")
+    html = table(["step", "images", *map(metric_label, names)], lines, "measured")
+    return [Part("measured", "Evaluations", html)]

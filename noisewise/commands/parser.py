@@ -1,0 +1,73 @@
+"""The parser of all commands: one look of the help, one style of errors, and a hint where something is misspelt."""
+
+import argparse
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from noisewise.suggest import closest
+
+
+class Help(argparse.HelpFormatter):
+    """Wraps sentences to the terminal's width, and leaves the lines of examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        shown = []
+        for part in inspect.cleandoc(text).split("\n\n"):
+            lines = [f"  {line.strip()}" for line in part.splitlines()]
+            example = all(line.startswith("  noisewise ") for line in lines)
+            shown.append("\n".join(lines) if example else super()._fill_text(part, width, indent))
+        return "\n\n".join(shown)
+
+    def _format_action(self, action: argparse.Action) -> str:
+        text = super()._format_action(action)  # of subcommands the first line is their common name, which the title says
+        return text.partition("\n")[2] if isinstance(action, argparse._SubParsersAction) else text
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse without abbreviations, whose subcommands are modules that are imported when they are asked for."""
+
+    module: str | None = None  # adds the options
+    more_help: Callable[[], str] | None = None  # what stands below the options
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=Help, **settings)
+
+    def add_subcommands(self, title: str, what: str, names: Mapping[str, str], package: str, *parents: "Parser") -> None:
+        """One for each name, with a line of help: the module of that name, which has `add_options(parser)`."""
+        made = self.add_subparsers(title=title, metavar=what.upper(), dest=what, prog=self.prog)
+        for name, line in names.items():
+            made.add_parser(name, help=line, description=line, parents=parents).module = f"{package}.{name}"
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse; `parser` in the namespace is the one that has read the last subcommand."""
+        if self.module is not None:
+            module, self.module = importlib.import_module(self.module), None
+            module.add_options(self)
+        self.set_defaults(parser=self)
+        return super().parse_known_args(args, namespace)
+
+    def flags(self) -> list[str]:
+        """All options, as they are written."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """End with an error: nobody knows these words."""
+        names = [word.partition("=")[0] for word in words if word.startswith("-")]
+        meant = [flag for name in names if (flag := closest(name, self.flags())) is not None]
+        self.error(f"unrecognized arguments: {' '.join(words)}" + (f"; did you mean {' or '.join(meant)}?" if meant else ""))
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\nsee {self.prog} --help\n")
+
+    def format_help(self) -> str:
+        return super().format_help() + (self.more_help() if self.more_help is not None else "")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Of subcommands argparse would list the names alone."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            meant = closest(value, action.choices)
+            hint = f"; did you mean {meant}?" if meant is not None else ""
+            self.error(f"there is no {action.dest} {value!r}; choose one of {', '.join(action.choices)}{hint}")
+        super()._check_value(action, value)
