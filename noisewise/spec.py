@@ -26,6 +26,8 @@ from noisewise.samplers.learning import Learner
 from noisewise.suggest import unknown
 from noisewise.weighting import WEIGHTINGS, NoWeight, Weighting, WeightProduct
 
+DEEPEST = 20  # brackets in one another
+
 
 class SpecError(ValueError):
     """A spec string that cannot be understood, with what was probably meant."""
@@ -145,6 +147,8 @@ def _split(text: str, separator: str, spec: str) -> list[str]:
         depth += (character == "(") - (character == ")")
         if depth < 0:
             break
+        if depth > DEEPEST:
+            raise SpecError(f"{spec[:40]!r}...: brackets lie more than {DEEPEST} deep in one another")
         if character == separator and depth == 0 and not _in_number(text, i):
             parts.append(text[start:i])
             start = i + 1

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from noisewise.commands.parser import Parser
+from noisewise.printable import printable
 
 COMMANDS = {
     "train": "train a model",
@@ -47,6 +48,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def run_command(parser: Parser, words: list[str]) -> int:
     """Read the words, and do what they ask for."""
+    if strange := [word for word in words if any("\ud800" <= one <= "\udfff" for one in word)]:  # names may be any bytes
+        raise ValueError(f"{strange[0]} is no UTF-8: give it another name")
     args, rest = parser.parse_known_args(words)
     if args.command is None:
         parser.refuse(rest)
@@ -61,7 +64,7 @@ def run_command(parser: Parser, words: list[str]) -> int:
 
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
     """A sentence for the user, without the place in the code."""
-    print(f"noisewise: warning: {message}", file=sys.stderr)
+    print(f"noisewise: warning: {printable(str(message))}", file=sys.stderr)
 
 
 def _reporting_errors(command: Callable[[], int]) -> int:
@@ -81,7 +84,7 @@ def _reporting_errors(command: Callable[[], int]) -> int:
     except (ValueError, TypeError, OSError, RuntimeError, FloatingPointError, ImportError) as error:
         if os.environ.get("NOISEWISE_TRACEBACK"):
             raise
-        print(f"noisewise: {error}", file=sys.stderr)
+        print(f"noisewise: {printable(str(error))}", file=sys.stderr)
         print("(set NOISEWISE_TRACEBACK=1 to see where this happened)", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from noisewise.commands.parser import Parser
+from noisewise.printable import printable
 from noisewise.spec import split_specs
 from noisewise.study.budget import with_budget
 from noisewise.study.conduct import combinations, conduct
 from noisewise.study.launch import add_launcher_options, chosen_launcher
 from noisewise.study.outcome import LOG, Comparison, Plan
 from noisewise.training.options import config_parser, parse_config, read_mapping, with_files
+from noisewise.training.run import check_name
 from noisewise.training.signals import StopRequest
 
 OF_THE_CONFIGURATION = -1  # images of --headline without a number
@@ -69,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--data-options are settings of --data, which is not given")
     config = parse_config(config_parser(), with_files(args.settings, args.preset), args.parser.flags())
     config = with_budget(config, args.budget)
+    check_name(config.name)
     planned = config.evaluation
     if args.data:
         config = replace(config, evaluation=replace(planned, data=args.data, data_options=args.data_options))
@@ -117,9 +120,8 @@ def conclude(comparison: Comparison) -> int:
         write_results(comparison)
         print_table(comparison)
     for outcome in failed:
-        print(
-            f"failed: {outcome.process}, {outcome.sampler}, seed {outcome.seed}: {outcome.failure and outcome.failure.message}"
-        )
+        why = outcome.failure.message if outcome.failure is not None else ""
+        print(printable(f"failed: {outcome.process}, {outcome.sampler}, seed {outcome.seed}: {why}"))
         print(f"        its log: {outcome.folder / LOG}")
     if failed:
         print("the same command tries again what failed")

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 def load_npy(path: Path, mapped: bool = False) -> NDArray[Any]:
     """A .npy file, never unpickled."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no plain file")
     try:
         return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
     except FileNotFoundError:

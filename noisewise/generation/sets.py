@@ -24,8 +24,8 @@ from noisewise.generation.images import check_label, generate_batches, to_uint8
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import Trained
 from noisewise.precision import full_float32
-from noisewise.training.plain_files import open_new
-from noisewise.training.run_folder import replace_file
+from noisewise.training.plain_files import open_new, read_plain
+from noisewise.training.run_folder import replace_file, sweep
 
 FORMATS = ("png", "npy")
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,8 +56,9 @@ class ImageSet:
         More or fewer images may be asked for than before, and the files stay cut as they are.
         """
         path = self.folder / RECORD
+        sweep(self.folder)
         if path.exists():
-            before = json.loads(path.read_text())
+            before = self._before()
             differing = [name for name, value in self.settings.items() if before.get(name) != value]
             if differing:
                 raise ValueError(
@@ -72,6 +73,17 @@ class ImageSet:
             self.folder.mkdir(parents=True, exist_ok=True)
             kept = self.record
         replace_file(path, json.dumps(kept, indent=1))
+
+    def _before(self) -> dict[str, Any]:
+        """How the images in the folder were made."""
+        path = self.folder / RECORD
+        try:
+            record = json.loads(read_plain(path))
+            if int(record["chunk"]) < 1 or int(record["count"]) < 1:
+                raise ValueError("counts below 1")
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+            raise ValueError(f"{path} is damaged ({error}): remove {self.folder}, or give another --out") from error
+        return dict(record)
 
     def chunks(self) -> list[range]:
         """The images of each chunk, the last of which may be smaller."""
@@ -94,6 +106,8 @@ class ImageSet:
         """Whether all images of a chunk are there, and whole."""
         if self.format == "png":
             return all(_is_whole_png(self.image_file(number)) for number in chunk)
+        if not self.chunk_file(chunk).is_file():
+            return False
         try:
             return len(np.load(self.chunk_file(chunk), mmap_mode="r", allow_pickle=False)) >= len(chunk)
         except (OSError, ValueError, EOFError):  # not there, or cut off
@@ -124,6 +138,8 @@ class ImageSet:
 
 def _is_whole_png(path: Path) -> bool:
     """Whether a file is there and ends as PNG files do."""
+    if not path.is_file():
+        return False
     try:
         with path.open("rb") as file:
             file.seek(-len(PNG_END), os.SEEK_END)
@@ -221,7 +237,7 @@ def fill(
     with distributed.together():
         if distributed.rank() == 0:
             images.begin()
-    images.chunk = int(json.loads((images.folder / RECORD).read_text())["chunk"])
+    images.chunk = int(images._before()["chunk"])
     precision = PRECISIONS[record["precision"]]
     kind = torch.device(device).type
     for chunk in images.chunks()[distributed.rank() :: distributed.world_size()]:

@@ -14,6 +14,7 @@ from noisewise.generation.solvers import Denoise
 from noisewise.models import build_model, with_labels
 from noisewise.models.trust import check_trusted
 from noisewise.objective import Objective
+from noisewise.printable import printable
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
 from noisewise.training.fast.fuse import fuse, unfuse
@@ -56,7 +57,7 @@ def load_trained(
     step: int | None = None,
     weights: str = "ema",
     device: torch.device | str = "cpu",
-    tell: Callable[[str], None] = print,
+    tell: Callable[[str], None] = lambda message: print(printable(message)),
     trust: Collection[str] = (),
 ) -> Trained:
     """The model of a run; on CUDA with fused kernels where it can have them, and its forward pass recorded when it is repeated.
@@ -84,8 +85,8 @@ def load_trained(
     config = load_config(path / "config.yaml")
     check_trusted(config.model.name, path / "config.yaml", trust)
     found = _found(path / "checkpoints", step, tell)
-    about = found.state["data"]
-    shape, classes = tuple(about["shape"]), int(about["classes"])
+    about = _about(found)
+    shape, classes = tuple(about["shape"]), about["classes"]
     model = build_model(config.model.name, config.model.options, shape=shape, classes=classes)
     load_module(model, found.tensors["model"], "model")
     if weights == "ema":  # by parameter: tied ones have two names in a state dict, and one average
@@ -102,7 +103,7 @@ def load_trained(
         config.objective(),
         shape,
         classes,
-        bool(about["image"]),
+        about["image"],
         about["latents"],
     )
 
@@ -118,6 +119,31 @@ def placed(model: nn.Module, shape: tuple[int, ...], classes: int, device: torch
         except Exception:  # Triton builds kernels at their first call, and may find no compiler or too old a GPU
             unfuse(model)
     return model
+
+
+def _about(found: checkpoint.Checkpoint) -> dict[str, Any]:
+    """What a checkpoint says about its data, if it says it all, and has weights at all."""
+    about, reason = found.state.get("data"), None
+    if lacking := [part for part in WEIGHTS if part not in found.tensors]:
+        reason = f"it has no {lacking[0]}.safetensors"
+    elif not isinstance(about, dict) or not {"shape", "classes", "image", "latents"} <= set(about):
+        reason = "its state.json does not say what the data are"
+    elif not isinstance(about["shape"], list) or not all(type(size) is int and 0 < size < 2**31 for size in about["shape"]):
+        reason = f"the shape of its data is {about['shape']!r}"
+    elif type(about["classes"]) is not int or not 0 <= about["classes"] < 2**31 or not isinstance(about["image"], bool):
+        reason = f"its data have {about['classes']!r} classes, and are images: {about['image']!r}"
+    elif about["latents"] is not None and not _are_latents(about["latents"]):
+        reason = f"its data are latents of {about['latents']!r}"
+    if reason is not None:
+        raise checkpoint.CheckpointError(f"{found.path} cannot be used: {reason}")
+    return dict(about or {})
+
+
+def _are_latents(latents: Any) -> bool:
+    kinds = {"autoencoder": str, "subfolder": str | None, "scale": int | float, "shift": int | float}
+    return isinstance(latents, dict) and all(
+        name in latents and isinstance(latents[name], kind) for name, kind in kinds.items()
+    )
 
 
 def _found(folder: Path, step: int | None, tell: Callable[[str], None]) -> checkpoint.Checkpoint:

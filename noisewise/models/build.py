@@ -15,6 +15,7 @@ from noisewise.suggest import unknown
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"unet": UNet, "dit": DiT, "uvit": UViT}
 
+LARGEST = 2**16  # of the numbers of our networks: a depth of 1e9 would be built for days
 FROM_DATA = ("shape", "classes")  # what the data decides, never the options
 
 
@@ -34,6 +35,9 @@ def build_model(name: str, options: Mapping[str, Any], *, shape: tuple[int, ...]
             raise ValueError(f"option {option!r} of model {name!r} comes from the data: leave it out of the model's options")
         if option not in settable and not open_ended:
             raise ValueError(_of_another(name, option, settable) or unknown(f"option of model {name!r}", option, settable))
+        values = options[option] if isinstance(options[option], list | tuple) else [options[option]]
+        if name in MODELS and any(isinstance(value, int | float) and not abs(value) <= LARGEST for value in values):
+            raise ValueError(f"option {option!r} of model {name!r} must be at most {LARGEST:,}, got {options[option]}")
     from_data = {"shape": tuple(shape), "classes": classes}
     model = maker(**options, **{key: value for key, value in from_data.items() if key in named})
     if not isinstance(model, nn.Module):

@@ -98,6 +98,8 @@ def encoded(pictures: list[Picture], budget: int = BUDGET) -> list[Shown]:
 
 def read_pixels(path: Path) -> NDArray[np.uint8] | None:
     """The pixels of a picture, small ones as they were before they were enlarged; None if it cannot be read."""
+    if not path.is_file():  # a pipe would never end
+        return None
     try:
         with Image.open(path) as file:
             pixels = np.asarray(file.convert("RGB"))

@@ -17,6 +17,7 @@ from noisewise.study.outcome import PLAN, Comparison, Plan, read_comparison, rea
 from noisewise.study.preflight import check_all
 from noisewise.training.config import Config
 from noisewise.training.plain_files import open_own
+from noisewise.training.run_folder import sweep
 from noisewise.training.signals import StopRequest
 from noisewise.training.writing import writing
 
@@ -117,4 +118,5 @@ def alone(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RuntimeError(f"another comparison is at work in {folder}: wait for it, or give another --out") from None
+        sweep(folder)
         yield

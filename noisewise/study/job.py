@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 
 from noisewise.study.outcome import FAILURE, LOG, Failure, write_failure
+from noisewise.study.reading import checked
 from noisewise.training.checkpoint import steps_in
 from noisewise.training.config import Config
-from noisewise.training.plain_files import open_new
+from noisewise.training.plain_files import open_new, read_plain
 
 STATUS = "status.json"
 TAIL = 20  # lines of the log that go into a failure
@@ -49,8 +50,8 @@ class Status:
     def read(folder: Path) -> "Status | None":
         """The last moment that was written down; None if there is none that can be read."""
         try:
-            return Status(**json.loads((folder / STATUS).read_text()))
-        except (OSError, ValueError, TypeError):
+            return checked(Status, json.loads(read_plain(folder / STATUS)))
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
 
 

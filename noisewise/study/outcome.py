@@ -15,6 +15,7 @@ from typing import Any
 from noisewise.study.reading import checked, fits, objects, reading
 from noisewise.training.config import Config
 from noisewise.training.options import as_yaml, load_config
+from noisewise.training.plain_files import read_plain
 from noisewise.training.run_folder import replace_file
 
 FORMAT = 1  # of comparison.json
@@ -48,11 +49,14 @@ class Plan:
         if not path.is_file():
             raise FileNotFoundError(f"{folder} holds no comparison: it has no {PLAN}; give the --out of noisewise compare")
         with reading(path):
-            values: dict[str, Any] = json.loads(path.read_text())
+            values: dict[str, Any] = json.loads(read_plain(path))
             made = values.pop("format")
             if made != FORMAT:
                 raise ValueError(f"its format is {made!r}, this version of noisewise reads {FORMAT}")
-            return checked(Plan, {key: _tuples(value) for key, value in values.items()})
+            plan = checked(Plan, {key: _tuples(value) for key, value in values.items()})
+            if strange := [name for name in plan.runs if name in ("", ".", "..") or {"/", "\0"} & set(name)]:
+                raise ValueError(f"{strange[0]!r} is no name of a run in runs/")
+            return plan
 
 
 def _tuples(value: Any) -> Any:
@@ -194,7 +198,7 @@ def read_failure(folder: Path) -> Failure | None:
     if not path.is_file():
         return None
     with reading(path):
-        return checked(Failure, json.loads(path.read_text()))
+        return checked(Failure, json.loads(read_plain(path)))
 
 
 def read_comparison(folder: Path) -> Comparison:

@@ -13,6 +13,7 @@ from noisewise.training import checkpoint
 from noisewise.training.components import Parts, build_parts, open_source
 from noisewise.training.config import FREE_WITHIN, Config
 from noisewise.training.options import flat
+from noisewise.training.plain_files import read_plain
 
 LATE = 20  # steps, at their mean time, that a run may have gone beyond its budget: the last one may be slow
 APART = ("name", "out", "seed", "sampler", "process", "steps", "epochs", "seconds", "checkpoint", "log", "evaluation")
@@ -96,8 +97,8 @@ def check_data(folder: Path, parts: Parts) -> None:
     """A run that is there already must have been made with the same data."""
     steps = checkpoint.steps_in(folder / "checkpoints")
     try:
-        state = json.loads((folder / "checkpoints" / checkpoint.name_of(steps[-1]) / "state.json").read_text())["data"]
-    except (IndexError, OSError, ValueError, KeyError, TypeError):
+        state = json.loads(read_plain(folder / "checkpoints" / checkpoint.name_of(steps[-1]) / "state.json"))["data"]
+    except (IndexError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return  # no checkpoint, or a broken one: the run falls back by itself
     if found := parts.other_data(state):
         raise ValueError(f"{folder} was made with other data: {', '.join(found.values())}. Give another --out")
@@ -110,9 +111,9 @@ def progress_of(folder: Path) -> tuple[int, float]:
         return 0, 0.0
     path = folder / "checkpoints" / checkpoint.name_of(steps[-1])
     try:
-        made = json.loads((path / "manifest.json").read_text())["format"]
-        seconds = float(json.loads((path / "state.json").read_text())["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
+        made = json.loads(read_plain(path / "manifest.json"))["format"]
+        seconds = float(json.loads(read_plain(path / "state.json"))["seconds"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return steps[-1], 0.0  # broken: the run falls back to an earlier one by itself
     if made != checkpoint.FORMAT:
         raise ValueError(

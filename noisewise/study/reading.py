@@ -16,7 +16,7 @@ def reading(path: Path) -> Iterator[None]:
     """Whatever is wrong with what the block reads becomes a ValueError that names the file."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         said = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{path} cannot be read: is it damaged, or of another version of noisewise? {said}") from error
 

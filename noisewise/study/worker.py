@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from noisewise.generation.run_samples import draw_samples
+from noisewise.printable import printable
 from noisewise.study.job import Job, Status, explained, forget_status, record_failure
 from noisewise.study.measure import evaluate
 from noisewise.study.outcome import FAILURE, LOG
@@ -51,7 +52,7 @@ class Notes(Progress):
         print(f"step {row['step']}  {summary(row)}", flush=True)
 
     def tell(self, message: str) -> None:
-        print(message, flush=True)
+        print(printable(message), flush=True)
 
 
 def work(job: Job, turns: Iterable[float] = (1.0,), stop: StopRequest | None = None) -> End:

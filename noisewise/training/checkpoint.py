@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.training.plain_files import make_folder, open_new, sync
+from noisewise.training.plain_files import make_folder, open_new, read_plain, sync
 
 FORMAT = 1
-NAME = re.compile(r"step-(\d{8,})")
+NAME = re.compile(r"step-(\d{8,18})")
 TEMPORARY = "writing-"
 UNUSABLE = "unusable-"
 
@@ -95,14 +95,14 @@ def load(path: Path) -> Checkpoint:
     """Read a checkpoint; raises CheckpointError with the reason if it is torn, changed, foreign or too new."""
     try:
         _check_plain_file(path, "manifest.json")
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = json.loads(read_plain(path / "manifest.json"))
         if manifest["format"] != FORMAT:
             raise CheckpointError(
                 f"{path.name} has format {manifest['format']}, this version of noisewise reads {FORMAT}: "
                 "resume it with the version that wrote it"
             )
         step, files = manifest["step"], dict(manifest["files"])
-        if name_of(step) != path.name:
+        if isinstance(step, bool) or name_of(step) != path.name:
             raise CheckpointError(f"{path.name}: its manifest is that of step {step}")
         if "state.json" not in files:
             raise CheckpointError(f"{path.name}: its manifest does not name state.json")
@@ -112,7 +112,7 @@ def load(path: Path) -> Checkpoint:
             _check_plain_file(path, name)
             if _description(path / name) != expected:
                 raise CheckpointError(f"{path.name}: {name} is not what was written (size or checksum differ)")
-        state = json.loads((path / "state.json").read_text())
+        state = json.loads(read_plain(path / "state.json"))
         parts = [name for name in files if name.endswith(".safetensors")]
         tensors = {name.removesuffix(".safetensors"): safetensors.torch.load_file(path / name) for name in parts}
         digests = {name.removesuffix(".safetensors"): str(files[name]["sha256"]) for name in parts}
@@ -166,7 +166,7 @@ def good_steps_in(folder: Path) -> list[int]:
 def _is_marked(path: Path) -> bool:
     try:
         _check_plain_file(path, "manifest.json")
-        return bool(json.loads((path / "manifest.json").read_text()).get("skipped"))
+        return bool(json.loads(read_plain(path / "manifest.json")).get("skipped"))
     except (CheckpointError, OSError, ValueError, AttributeError, RecursionError):
         return False  # what is wrong with it will be said when it is loaded
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from noisewise import distributed
+from noisewise.printable import printable
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -35,7 +36,7 @@ class Display:
 
     def say(self, message: str, style: str | None = None) -> None:
         """A message as it is, above the view."""
-        self.console.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(message), style=style, markup=False, highlight=False, soft_wrap=True)
 
     def say_tenth(self, share: float, message: str) -> None:
         """For log files: the message, once in each tenth of the way."""

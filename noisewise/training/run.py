@@ -17,6 +17,7 @@ from noisewise.training.config import Config
 from noisewise.training.guard import Diverged
 from noisewise.training.options import flat
 from noisewise.training.parallel import make_accelerator
+from noisewise.training.plain_files import inside
 from noisewise.training.progress import Progress, Quiet
 from noisewise.training.run_folder import RunFolder
 from noisewise.training.signals import StopRequest
@@ -30,8 +31,15 @@ DrawSamples = Callable[["Run"], object]
 
 def default_folder(config: Config) -> Path:
     """runs/NAME-SAMPLER-SEED, with the sampler's spec made fit for a file name."""
+    check_name(config.name)
     sampler = re.sub(r"[^A-Za-z0-9._=+-]+", "-", config.sampler).strip("-")
     return Path("runs") / f"{config.name}-{sampler}-{config.seed}"
+
+
+def check_name(name: str) -> None:
+    """A run's name becomes part of paths, so it must not lead elsewhere."""
+    if Path(name).is_absolute() or ".." in Path(name).parts or not name.isprintable():
+        raise ValueError(f"--name {name!r} leads out of the folder of runs, or cannot be printed: choose another")
 
 
 class Run:
@@ -64,6 +72,7 @@ class Run:
         self.main = self.accelerator.is_main_process
         self._new = self.main and not self.folder.config_file.exists()
         self._changed: list[str] = []
+        self.stopped = False  # it was asked to end, perhaps in another process
         self._saved: float = NOTHING  # the step of the last checkpoint, until others were removed for it
         with distributed.together():
             if self.main:
@@ -85,6 +94,8 @@ class Run:
             self.folder.end()
             raise
         if config.log.trackers:
+            check_name(config.name)
+            inside(self.folder.path, self.folder.path / config.name)
             self.accelerator.init_trackers(config.name, _scalars(config))
 
     def _found(self, step: int | None) -> checkpoint.Checkpoint | None:
@@ -125,6 +136,7 @@ class Run:
             self.progress.step(trainer.step, trainer.seconds)
             if stop is not None and self._asked(stop):
                 self.save()
+                self.stopped = True
                 return
             yield trainer.step
         self.save()
@@ -222,8 +234,10 @@ def train(
             with run.progress.running(run.config, run.trainer.step):
                 for _ in run.advance(stop):
                     pass
-            if stop.requested:
-                run.progress.tell(f"{stop.name}: saved at step {run.trainer.step}; go on with --resume")
+            if run.stopped:
+                run.progress.tell(
+                    f"{stop.name or 'another process was asked to stop'}: saved at step {run.trainer.step}; go on with --resume"
+                )
         except OSError as error:
             good = checkpoint.newest_name(run.folder.checkpoints)
             raise RuntimeError(

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import weakref
@@ -77,6 +78,7 @@ class RunFolder:
             for name in ("checkpoints", "samples"):
                 inside(self.path, self.path / name)
             self._take_lock()
+            sweep(self.path)
             if not self.config_file.exists():
                 self.write_config(config)
             self._append(self.path / "environment.jsonl", environment())
@@ -165,6 +167,14 @@ def _end_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_end_in_child)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the temporary files of a folder that a killed process has left."""
+    for path in folder.glob(".*-*"):
+        left = re.fullmatch(r"\..+\.(?:yaml|jsonl|json|html|csv|npy|png)-(\d{1,9})", path.name)
+        if left and not path.is_dir() and not os.path.exists(f"/proc/{left[1]}"):
+            path.unlink(missing_ok=True)
 
 
 def replace_file(path: Path, text: str) -> None:

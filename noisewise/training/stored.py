@@ -57,9 +57,12 @@ def read_stored(path: Path) -> Stored:
             raise Refused(f'Parser key "{key}":\n  Expected names and values. Got value: {free}')
     known = [f"{group}.{field.name}" for group in groups for field in fields(getattr(Config(), group))]
     known += [field.name for field in fields(Config) if field.name not in groups]
+    words = [name for name in known if name in ("name", "process", "sampler", "data.source", "model.name")]
     for name, value in flat.items():
         if name not in known:
             raise Refused(no_setting(name, known))
+        if name in words and not isinstance(value, str):
+            raise Refused(f"{name} must be a word, got {value!r}")
         inner = value if isinstance(value, list) else [value]
         if any(isinstance(one, dict | list) for one in inner):
             raise Refused(f"{name} must be a value, or a list of values")

@@ -200,7 +200,9 @@ class Trainer:
         """Continue from a checkpoint; raises CheckpointError if it does not fit this run."""
         try:
             self._load(checkpoint.tensors, checkpoint.state)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            if checkpoint.step != self.step:
+                raise ValueError(f"its state is that of step {self.step}")
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"{checkpoint.path} does not fit this run: {type(error).__name__}: {error}") from error
@@ -210,8 +212,13 @@ class Trainer:
         self.arithmetic.load(tensors)
         self.sampler.load_state_dict(tensors["sampler"])  # by itself: it makes parts such as a policy on first use
         self.guard.longest.zero_()  # a run that went on from before its trouble gets another chance
-        self.step, self.samples, self.seconds = int(state["step"]), int(state["samples"]), float(state["seconds"])
-        self.ema.updates = int(state["ema_updates"])
+        counts = {name: state[name] for name in ("step", "samples", "ema_updates", "processes")}
+        if strange := [name for name, value in counts.items() if type(value) is not int or not 0 <= value < 2**63]:
+            raise ValueError(f"its {strange[0]} is {counts[strange[0]]!r}")
+        self.step, self.samples, self.seconds = counts["step"], counts["samples"], float(state["seconds"])
+        if not 0 <= self.seconds < math.inf:
+            raise ValueError(f"its seconds are {self.seconds}")
+        self.ema.updates = counts["ema_updates"]
         if self.accelerator.scaler is not None and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
 

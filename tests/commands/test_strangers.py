@@ -6,9 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from noisewise.study.status import Status
 
 from noisewise.commands.cli import main
+from noisewise.study.job import Status
 from noisewise.training.plain_files import inside
 from noisewise.training.run_folder import git_state, replace_file
 from tests.generation.runs import copy_of_run
