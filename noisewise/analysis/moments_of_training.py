@@ -44,8 +44,6 @@ def chosen_config(options: argparse.Namespace, rest: list[str]) -> Config:
     stored = None if options.run is None else options.run / "config.yaml"
     own = ["--run", "--preset", "--budget", "--points", "--out", "--trust"]
     config = parse_config(parser, with_files(rest, options.preset), own, stored)
-    if stored is not None:
-        check_trusted(config.model.name, stored, options.trust)
     return replace(config, log=replace(config.log, trackers=[], samples_every=0))
 
 
@@ -66,6 +64,7 @@ def moments(options: argparse.Namespace, rest: list[str], tell: Callable[[str], 
     """
     config = chosen_config(options, rest)
     if options.run is not None:
+        check_trusted(config.model.name, options.run / "config.yaml", options.trust)
         yield from _checkpoints(config, options.run, tell)
     else:
         yield from _trained(with_budget(config, options.budget), options.points)
