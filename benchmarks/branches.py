@@ -39,7 +39,9 @@ def main() -> None:
             waiting.remove(ready)
             running[ready["name"]] = start(args, ready, rest, args.limit_seconds - (time.monotonic() - begun))
         elif ready is None and not busy:
-            raise SystemExit(f"branches.py: {', '.join(run['name'] for run in waiting)} cannot begin: see the logs of the others")
+            raise SystemExit(
+                f"branches.py: {', '.join(run['name'] for run in waiting)} cannot begin: see the logs of the others"
+            )
         else:
             time.sleep(1)
     for process in running.values():
