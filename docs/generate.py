@@ -36,6 +36,8 @@ MADE: dict[str, Callable[..., str]] = {
     "field-objectives": field.field_objectives,
     "v2-runs": long.runs,
     "v2-map": long.what_pictures_want,
+    "v2-branches": long.branches,
+    "v2-losses": long.losses_by_tenth,
     # digits
     "digits-strata": digits.strata,
     "digits-screen": digits.screen,

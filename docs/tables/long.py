@@ -20,6 +20,38 @@ def runs() -> str:
     return table(["seed", "method", *(f"{mark:,}" for mark in marks), "last over uniform's"], lines)
 
 
+def branches(plan: str) -> str:
+    """FID at each mark of the runs of a plan, over uniform's and over the default's with the same seed."""
+    known = {(row["method"], row["step"]): row["distance"] for row in rows("cifar10-v2-runs.jsonl") if row["seed"] == 5}
+    curves: dict[str, dict[int, float]] = {}
+    for row in rows("cifar10-v2-branches.jsonl"):
+        if row["plan"] == plan:
+            curves.setdefault(row["run"], {})[row["step"]] = row["distance"]
+    marks = sorted({step for curve in curves.values() for step in curve})
+    lines = []
+    for name, curve in curves.items():
+        last = max(curve)
+        ratios = (f"{curve[last] / known[other, last]:.2f}" for other in ("uniform", "adaptive"))
+        lines.append([f"`{name}`", *(f"{curve[mark]:.1f}" if mark in curve else "–" for mark in marks), *ratios])
+    return table(["run", *(f"{mark:,}" for mark in marks), "last over uniform's", "over the default's"], lines)
+
+
+def losses_by_tenth(plan: str) -> str:
+    """Held-out loss by tenth of u at the last mark of each run of a plan, over the default's at that step."""
+    known = {row["step"]: row["held_out"] for row in rows("cifar10-v2-runs.jsonl") if row["method"] == "adaptive"}
+    ends = {row["run"]: row for row in rows("cifar10-v2-branches.jsonl") if row["plan"] == plan}
+    lines = []
+    for name, row in ends.items():
+        ratios = zip(tenths(row["held_out"]), tenths(known[row["step"]]), strict=True)
+        lines.append([f"`{name}`", f"{row['step']:,}", *(f"{mine / other:.3f}" for mine, other in ratios)])
+    return table(["run", "steps", *(f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in range(10))], lines)
+
+
+def tenths(levels: list[float]) -> list[float]:
+    size = len(levels) // 10
+    return [sum(levels[k * size : (k + 1) * size]) / size for k in range(10)]
+
+
 def what_pictures_want() -> str:
     """The gain in FID of more training in each tenth of u, in per cent, a line for each moment of training."""
     moments: dict[int, list[dict[str, Any]]] = {}
