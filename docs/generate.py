@@ -21,6 +21,7 @@ PLACE = re.compile(r"(<!-- generated: ([^\n]*?) -->\n)(.*?)(<!-- end -->)", re.D
 MADE: dict[str, Callable[..., str]] = {
     "measured": cards.measured,
     # CIFAR-10
+    "front": cifar10.front,
     "quality": cifar10.quality,
     "margins": cifar10.margins,
     "larger": cifar10.larger,
@@ -53,7 +54,6 @@ MADE: dict[str, Callable[..., str]] = {
     "gains": estimators.gains,
     "outcomes": estimators.outcomes,
     "cost": estimators.cost,
-    "step-cost": estimators.step_cost,
     # speed
     "paths": speed.paths,
     "earlier-paths": speed.earlier_paths,

@@ -110,6 +110,38 @@ def draw_images(path: Path) -> None:
     plt.close(figure)
 
 
+def draw_front(path: Path) -> None:
+    """The README's picture: quality over a long run, what the default draws in it, and images of the larger network."""
+    figure = plt.figure(figsize=(12, 3.9), dpi=125, layout="constrained")
+    quality, drawn, images = figure.subplots(1, 3, width_ratios=(1.15, 1, 1))
+    looks = {"uniform": ("uniform", GREY), "min-snr": ("Min-SNR", COLOURS[0]), "adaptive": ("adaptive", COLOURS[1])}
+    found = [row for row in rows("cifar10-v2-runs.jsonl") if row["seed"] == 5]
+    for method, (name, colour) in looks.items():
+        curve = [(row["step"], row["distance"]) for row in found if row["method"] == method]
+        quality.plot(*zip(*curve, strict=True), "o-", color=colour, lw=2.2, ms=5, label=name)
+    marks = sorted({row["step"] for row in found})
+    quality.set(xscale="log", yscale="log", title="FID over training steps (lower is better)", xlabel="steps")
+    quality.set_xticks(marks, [f"{mark // 1000}k" for mark in marks])
+    quality.set_yticks((20, 30, 40, 60, 80), (20, 30, 40, 60, 80))
+    quality.minorticks_off()
+    quality.grid(color="0.92")
+    quality.legend(frameon=False)
+    last = next(row for row in found if row["method"] == "adaptive" and row["share"] == 1)
+    for name, label, colour in (("density_by_level", "drawn", COLOURS[1]), ("objective_by_level", "drawn × weight", GREY)):
+        levels = last[name]
+        drawn.stairs(levels, [k / len(levels) for k in range(len(levels) + 1)], color=colour, lw=2.2, label=label)
+    drawn.axhline(1, color="0.85", zorder=0)
+    drawn.set(title="What adaptive draws, times uniform", xlabel="noise level u (0: least noise)", xlim=(0, 1), ylim=(0, None))
+    drawn.legend(frameon=False)
+    images.imshow(plt.imread(DOCS / "img" / "runs" / "cifar10_larger_adaptive.png"), interpolation="nearest")
+    images.set_title("Images of a larger network, 15k steps")
+    images.axis("off")
+    for axes in (quality, drawn):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+    plt.close(figure)
+
+
 if __name__ == "__main__":
     alone = RESULTS / "cifar10-v1-method-cost.jsonl"
     draw(field_rows(), alone, ("quality", "loss", "density"), "cifar10_field_")
@@ -119,5 +151,7 @@ if __name__ == "__main__":
         smaller(Path(folder) / "objectives.png", "cifar10_field_objectives", WIDTH, 64)
         cost = cost_of_larger(Path(folder) / "cost.jsonl")
         draw(rows("cifar10-v1-paper.jsonl"), cost, ("quality",), "cifar10_larger_")
+        draw_front(Path(folder) / "front.png")
+        smaller(Path(folder) / "front.png", "front", 1500, 128)
         draw_images(Path(folder) / "images.png")
         smaller(Path(folder) / "images.png", "cifar10_larger_images", WIDTH, 0)

@@ -60,6 +60,36 @@ def quality() -> str:
     return table(heads, lines)
 
 
+def front() -> str:
+    """What the README shows: mean FID over seeds at a short and a long budget, and its ratios, mean over the seeds of both."""
+    specs = ("uniform", "minsnr:gamma=5", "adaptive")
+    short = [row for row in rows(CONFIRMED) if row.get("share") == 1]
+    long = [row for row in rows("cifar10-v2-runs.jsonl") if row.get("share") == 1 and row["step"] == 32000]
+    lines = []
+    for process, name in PROCESSES.items():
+        for found in (short, long):
+            ends = {(spec_now(row), row["seed"]): row["distance"] for row in found if row["process"] == process}
+            if not ends:
+                continue
+            seeds = {spec: {seed: end for (one, seed), end in ends.items() if one == spec} for spec in specs}
+            over = (geometric(seeds["adaptive"], seeds[other]) for other in ("minsnr:gamma=5", "uniform"))
+            steps = next(row["step"] for row in found if row["process"] == process)
+            lines.append([name, f"{steps:,}", *map(with_spread, seeds.values()), *over])
+    heads = ["process", "steps", "`uniform`", "`minsnr`", "`adaptive`", "`adaptive` over `minsnr`", "over `uniform`"]
+    return table(heads, lines)
+
+
+def with_spread(ends: dict[int, float]) -> str:
+    """The mean over seeds, and half of their range."""
+    spread = (max(ends.values()) - min(ends.values())) / 2
+    return f"{statistics.fmean(ends.values()):.1f}" + (f" ± {spread:.1f}" if len(ends) > 1 else "")
+
+
+def geometric(ends: dict[int, float], others: dict[int, float]) -> str:
+    """The geometric mean of the ratios, over the seeds that both have."""
+    return f"{math.exp(statistics.fmean(math.log(ends[seed] / others[seed]) for seed in ends.keys() & others.keys())):.2f}"
+
+
 def margins() -> str:
     """What the ends of the confirmation say besides: the default over the heuristics, and the loss that it pays with."""
     heads = [

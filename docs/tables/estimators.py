@@ -86,12 +86,6 @@ def outcomes() -> str:
     return table(["sampler", *(f"{problem}, lr {lr:g}" for problem, lr in uniform)], lines)
 
 
-def step_cost() -> str:
-    """Time per step over uniform's, as few words as will do."""
-    lines = ([f"`{row['spec']}`", "{:.3f}× ({:.3f} to {:.3f})".format(row["ratio"], *row["range"])] for row in costs())
-    return table(["sampler", "time per step"], lines)
-
-
 def cost() -> str:
     """The same with what was timed."""
     lines = []
