@@ -27,9 +27,8 @@ from noisewise.data import Source
 from noisewise.generation.images import to_uint8
 from noisewise.metrics import digits_features, inception
 from noisewise.metrics.features import feature_batches
-from noisewise.metrics.frechet import moments_distance
+from noisewise.metrics.frechet import Moments, moments_distance
 from noisewise.metrics.kid import kid
-from noisewise.metrics.moments import Moments
 from noisewise.metrics.neighbours import OF_DENSITY, OF_PRECISION, density_coverage, precision_recall
 from noisewise.metrics.reference import Key, Reference, reference
 from noisewise.metrics.sliced import sliced_wasserstein

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from noisewise.metrics.moments import check_features
+from noisewise.metrics.frechet import check_features
 
 
 def polynomial_mmd(x: Tensor, y: Tensor, degree: int = 3) -> Tensor:

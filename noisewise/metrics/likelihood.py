@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from noisewise.data import Source
-from noisewise.generation.solvers.path import DATA, Denoise, Level, added_variance, posterior_variance
+from noisewise.generation.solver_methods import DATA, Denoise, Level, added_variance, posterior_variance
 from noisewise.generation.spacing import grid
 from noisewise.noise import normals
 from noisewise.processes import Process

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from noisewise import distributed
 from noisewise.metrics.features import Images, feature_batches
-from noisewise.metrics.moments import Moments
+from noisewise.metrics.frechet import Moments
 from noisewise.metrics.weights import digest
 
 FORMAT = "noisewise-reference-1"

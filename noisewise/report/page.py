@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from noisewise.report import curves, opening, samples, settings, tables, trained_levels
+from noisewise.report import opening, sections, tables
 from noisewise.report.html import breakable, swatch
 from noisewise.report.subject import Subject, read_subject
 from noisewise.report.svg import as_json
@@ -15,15 +15,15 @@ from noisewise.training.writing import writing
 
 HERE = Path(__file__).parent
 SECTIONS = (
-    curves.training,
+    sections.training,
     tables.measured,
     tables.results,
-    curves.quality,
-    trained_levels.parts,
-    curves.losses,
-    samples.parts,
+    sections.quality,
+    sections.trained_levels,
+    sections.losses,
+    sections.samples,
     tables.cost,
-    settings.parts,
+    tables.settings,
 )
 """What makes the sections, in their order; each may make none."""
 

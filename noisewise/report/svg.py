@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from noisewise.looking.palette import GREY
-from noisewise.report.charts import Chart
+from noisewise.report.charts import Chart, HeatMap, Panel, log_snr_of
 from noisewise.report.figures import GRID, INK, SOFT, STYLE, draw_chart, draw_panel
-from noisewise.report.heat import HeatMap, Panel, log_snr_of
 from noisewise.report.html import colour
 from noisewise.report.thumbnails import webp
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from noisewise.analysis import gradients
-from noisewise.analysis.per_sample import (
+from noisewise.analysis.gradients import (
     by_micro_batches,
     by_single_gradients,
     choose_method,

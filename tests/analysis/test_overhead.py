@@ -10,8 +10,18 @@ import noisewise
 from noisewise.analysis import cost_model, overhead
 from noisewise.analysis.cost_model import PAPER_STEP, Cost, by_samples, filled, hold, interval, published, update
 from noisewise.analysis.moments_of_training import opened
-from noisewise.analysis.overhead import section_9, settings, whole_numbers
-from noisewise.analysis.step_cost import LEAST, Times, configured, counted, counting, recipes, step
+from noisewise.analysis.overhead import (
+    LEAST,
+    Times,
+    configured,
+    counted,
+    counting,
+    recipes,
+    section_9,
+    settings,
+    step,
+    whole_numbers,
+)
 from noisewise.commands.cli import main
 from noisewise.processes import DDPM
 from noisewise.training.options import load_preset

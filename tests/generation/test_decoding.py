@@ -10,8 +10,7 @@ from diffusers import AutoencoderKL, VQModel
 from PIL import Image
 
 from noisewise.commands.cli import main
-from noisewise.generation.decoding import make_decoder
-from noisewise.generation.images import generate, to_uint8
+from noisewise.generation.images import generate, make_decoder, to_uint8
 from noisewise.generation.sets import image_set
 from noisewise.generation.solvers import Solver
 from noisewise.generation.trained import load_trained

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from noisewise.generation.image_grid import grid, save_grid
+from noisewise.generation.images import grid, save_grid
 
 
 def test_every_sample_is_where_it_should_be_and_enlarged_by_whole_pixels():

@@ -8,10 +8,8 @@ import torch
 from torch import nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from noisewise.metrics.features import features
-from noisewise.metrics.frechet import features_distance, frechet_distance, moments_distance
-from noisewise.metrics.moments import Moments
-from noisewise.metrics.preprocess import pytorch_fid
+from noisewise.metrics.features import features, pytorch_fid
+from noisewise.metrics.frechet import Moments, features_distance, frechet_distance, moments_distance
 from noisewise.metrics.uncertainty import bootstrap, fid_infinity
 from noisewise.metrics.weights import load_inception
 from tests.metrics.sets import gaussian

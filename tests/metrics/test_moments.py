@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from noisewise.metrics.digits_features import digits_features
-from noisewise.metrics.moments import Moments
+from noisewise.metrics.frechet import Moments
 from tests.metrics.sets import digits, gaussian
 from tests.torchrun import run_ranks
 

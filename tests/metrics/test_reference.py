@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from noisewise.metrics.digits_features import digits_features, load_digits_classifier
 from noisewise.metrics.features import features
-from noisewise.metrics.moments import Moments
+from noisewise.metrics.frechet import Moments
 from noisewise.metrics.reference import Key, cache_folder, fingerprint, load_reference, reference
 from tests.metrics.sets import digits
 

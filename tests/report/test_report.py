@@ -14,11 +14,11 @@ from PIL import Image
 
 from noisewise.commands import cli
 from noisewise.report import write_report
+from noisewise.report.opening import verdicts
 from noisewise.report.page import render
-from noisewise.report.settings import command, differences
 from noisewise.report.subject import Subject, read_subject
+from noisewise.report.tables import command, differences
 from noisewise.report.thumbnails import pictures_of
-from noisewise.report.wording import verdicts
 from noisewise.study.outcome import Failure, Plan
 from noisewise.study.results import write_results
 from noisewise.training.options import as_yaml

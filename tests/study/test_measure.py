@@ -9,8 +9,7 @@ from diffusers import AutoencoderKL
 from noisewise.commands.cli import main
 from noisewise.data import open_data
 from noisewise.data.encoding import encode
-from noisewise.generation.decoding import make_decoder
-from noisewise.generation.images import to_uint8
+from noisewise.generation.images import make_decoder, to_uint8
 from noisewise.generation.run_samples import run_samples
 from noisewise.generation.solvers import Solver
 from noisewise.metrics.digits_features import digits_features

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noisewise.study.reach import Crossing, Point, first_reached, mean_value
+from noisewise.study.summary import Crossing, Point, first_reached, mean_value
 
 NAN, INF = float("nan"), float("inf")
 EXAMPLES = settings(max_examples=60, deadline=None)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from noisewise.training.fast.recording import host_chance_is_an_error, recover_allocator
+from noisewise.training.fast.graphs import host_chance_is_an_error, recover_allocator
 
 CUDA = torch.device("cuda", 1)
 POOL = (0, 7)
