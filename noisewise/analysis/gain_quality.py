@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from noisewise.analysis.trial import FixedNoise, in_evaluation, rewound
+from noisewise.analysis.moments_of_training import FixedNoise, in_evaluation, rewound
 from noisewise.feedback import evaluate
 from noisewise.samplers.adaptive.selection import SELECTIONS, Selection
 from noisewise.samplers.base import Draw, Sampler

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from noisewise.analysis.moments_of_training import add_subject, moments
+from noisewise.analysis.moments_of_training import add_subject, in_evaluation, middles, moments, read
 from noisewise.analysis.output import Analysis, Watch, lines_over_noise, name_moments, new_figure, noise_axis, plain_axis
-from noisewise.analysis.trial import in_evaluation, middles, read
 from noisewise.feedback import preserved_buffers, preserved_random_state
 from noisewise.models import with_labels
 from noisewise.noise import normals

@@ -24,9 +24,8 @@ from torch import Tensor
 
 from noisewise.analysis.gain_quality import Credit, Quality, credit_of, leave_one_out, qualities
 from noisewise.analysis.gradients import chosen_weighting
-from noisewise.analysis.moments_of_training import add_subject, moments
+from noisewise.analysis.moments_of_training import FixedNoise, add_subject, fixed_noise, moments, rewound
 from noisewise.analysis.output import Analysis, Watch, new_figure, plain_axis
-from noisewise.analysis.trial import FixedNoise, fixed_noise, rewound
 from noisewise.looking.palette import COLOURS
 from noisewise.samplers.adaptive.selection import by_f_statistic
 from noisewise.training.trainer import Trainer

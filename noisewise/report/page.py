@@ -7,9 +7,8 @@ from pathlib import Path
 from string import Template
 
 from noisewise.report import opening, sections, tables
-from noisewise.report.html import breakable, swatch
+from noisewise.report.html import as_json, breakable, swatch
 from noisewise.report.subject import Subject, read_subject
-from noisewise.report.svg import as_json
 from noisewise.training.run_folder import replace_file
 from noisewise.training.writing import writing
 

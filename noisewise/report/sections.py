@@ -8,9 +8,8 @@ from typing import Any
 from noisewise.looking.palette import AROUND_UNIFORM
 from noisewise.metrics import digits_features
 from noisewise.report.charts import Chart, HeatMap, heat_map, loss_charts, quality_charts, scale_texts, training_charts
-from noisewise.report.html import Part, caption, legend, number, per_schedule
+from noisewise.report.html import Part, caption, chart_svg, legend, number, panel_svg, per_schedule
 from noisewise.report.subject import Subject
-from noisewise.report.svg import chart_svg, panel_svg
 from noisewise.report.tables import evaluations
 from noisewise.report.thumbnails import Shown, encoded, pictures_of
 from noisewise.study.summary import headline_images, metric_label, summarise

@@ -18,7 +18,7 @@ from noisewise.analysis.gain_quality import (
     rolling_sets,
     spearman,
 )
-from noisewise.analysis.trial import fixed_noise
+from noisewise.analysis.moments_of_training import fixed_noise
 from tests.training.tiny import advance, differing, own, tensors, tiny, trainer_of
 
 STEPS, LEVELS, IMAGES, QUEUE = 200, 30, 12, 20

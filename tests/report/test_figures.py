@@ -42,9 +42,8 @@ from noisewise.report.charts import (
     training_charts,
 )
 from noisewise.report.figures import DENSITY, GRID, INK, SOFT, STYLE, all_figures, draw_chart, folded, panel_rows, tick_text
-from noisewise.report.html import number
+from noisewise.report.html import chart_svg, number, panel_svg
 from noisewise.report.subject import Subject, read_subject
-from noisewise.report.svg import chart_svg, panel_svg
 from noisewise.report.thumbnails import Picture, corner, encoded, read_pixels
 from tests.study.made import SHAPE, compared, curve, planted
 
