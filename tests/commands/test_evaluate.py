@@ -353,22 +353,13 @@ def test_a_model_of_classes_needs_labels_of_held_out_data(tmp_path, evaluate, ca
     for split in ("train", "test"):
         np.save(data / f"{split}.npy", digits(split)[:50].numpy())
     np.save(data / "train_labels.npy", np.arange(50) % 3)
-    settings = [
-        "--data.source",
-        "array",
-        "--data.path",
-        str(data),
-        "--model.conditional",
-        "true",
-        "--out",
-        str(tmp_path / "other"),
-    ]
+    settings = ["--data.source=array", f"--data.path={data}", "--model.conditional=true", f"--out={tmp_path / 'other'}"]
     assert main(["train", "--config", str(trained_once() / "config.yaml"), *settings, "--steps", "2"]) == 0
     for labels, message in ((None, "have no labels"), (np.arange(50) % 10, "have 10 classes, but the model knows 3")):
         if labels is not None:
             np.save(data / "test_labels.npy", labels)
         capsys.readouterr()
-        assert "heldout" not in evaluate(tmp_path / "other")
+        assert "heldout" not in evaluate(tmp_path / "other", "--data", "digits")
         assert message in capsys.readouterr().out
 
 

@@ -10,12 +10,10 @@ from torch import nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from noisewise.metrics.digits_features import digits_features
-from noisewise.metrics.features import features, pytorch_fid
 from noisewise.metrics.frechet import Moments, features_distance, frechet_distance, moments_distance
 from noisewise.metrics.uncertainty import bootstrap, fid_infinity
-from noisewise.metrics.weights import load_inception
 from tests.metrics.sets import digits, gaussian
-from tests.metrics.test_inception import natural_images, with_weights
+from tests.metrics.test_inception import natural_images
 from tests.torchrun import run_ranks
 
 
@@ -92,21 +90,6 @@ class Small(nn.Module):
         return self.layers(images.float() / 255)
 
 
-class Remembering(nn.Module):
-    """Our preprocessing and network, as torchmetrics wants them, keeping what it computed."""
-
-    num_features = 2048
-
-    def __init__(self, network):
-        super().__init__()
-        self.network, self.seen = network, []
-
-    def forward(self, images):
-        with torch.no_grad():
-            self.seen.append(self.network(pytorch_fid(images)))
-        return self.seen[-1]
-
-
 def theirs(feature, real, generated):
     metric = FrechetInceptionDistance(feature=feature, normalize=False, input_img_size=(3, 64, 64))
     metric.update(real, real=True)
@@ -121,19 +104,6 @@ def test_the_distance_equals_torchmetrics_of_the_same_network():
         found = features_distance(network(real), network(generated))
     assert found == pytest.approx(theirs(network, real, generated), rel=1e-3)
     assert found > 0.01
-
-
-@pytest.mark.slow
-@with_weights
-def test_fid_equals_torchmetrics_of_the_same_inception():
-    network, _ = load_inception()
-    remembering = Remembering(network)
-    real, generated = natural_images(24), 255 - natural_images(24, seed=1)
-    expected = theirs(remembering, real, generated)
-    seen = remembering.seen
-    with pytest.warns(UserWarning, match="24 samples for 2048 dimensions"):
-        assert features_distance(*seen) == pytest.approx(expected, rel=1e-3)
-    torch.testing.assert_close(features(real[:2], network), seen[0][:2], rtol=0, atol=1e-4)
 
 
 def test_resamples_spread_as_new_samples_do():
