@@ -123,23 +123,10 @@ def qualities(changes: Tensor, sizes: list[int], queue: int, queue_images: int =
 
 def _of_random_sets(changes: Tensor, sets: list[Tensor]) -> Quality:
     each = [quality(changes, one, "random") for one in sets]
-
-    def mean(field: Callable[[Quality], float]) -> float:
-        return sum(map(field, each)) / len(each)
-
+    names = ("few_pearson", "few_spearman", "one_pearson", "one_spearman")
+    means = {name: sum(getattr(one, name) for one in each) / len(each) for name in names}
     few = torch.tensor([one.few_pearson for one in each])
-    return Quality(
-        "random",
-        each[0].size,
-        mean(lambda one: one.few_pearson),
-        mean(lambda one: one.few_spearman),
-        mean(lambda one: one.one_pearson),
-        mean(lambda one: one.one_spearman),
-        float(few.quantile(0.1)),
-        float(few.quantile(0.9)),
-        each[0].chance,
-        each[0].steps,
-    )
+    return replace(each[0], **means, low=float(few.quantile(0.1)), high=float(few.quantile(0.9)))
 
 
 # Credit: a reward against the gain that its sample caused, found by leaving it out ------------------------------------

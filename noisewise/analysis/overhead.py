@@ -43,11 +43,10 @@ class Counter:
     """Samples that go through a model, forward alone and for gradients."""
 
     def __init__(self) -> None:
-        self.calls = self.forward = self.trained = 0
+        self.forward = self.trained = 0
 
     def count(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         """Take note of a call of the model."""
-        self.calls += 1
         if torch.is_grad_enabled():
             self.trained += len(arguments[0])
         else:

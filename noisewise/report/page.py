@@ -52,8 +52,7 @@ def render(subject: Subject, live: str = "") -> str:
             "</main>",
         ]
     )
-    title = "noisewise: " + (f"{subject.plan.name}, {subject.baseline.name}" if subject.single else subject.plan.name)
-    return fill(body, title, live)
+    return fill(body, f"noisewise: {opening.title(subject)}", live)
 
 
 def fill(body: str, title: str, live: str = "") -> str:

@@ -9,7 +9,7 @@ from noisewise.report.html import Cell, Part, colour, details, method_head, numb
 from noisewise.report.opening import measures
 from noisewise.report.subject import Subject
 from noisewise.study.findings import explanation
-from noisewise.study.outcome import Evaluation
+from noisewise.study.outcome import Evaluation, Outcome
 from noisewise.study.summary import Summary, budget_unit, headline_images, judged, metric_label, summarise
 from noisewise.study.table import Column, lowest, spread_text, table_columns
 from noisewise.training.options import as_yaml, flat
@@ -143,8 +143,7 @@ def settings(subject: Subject) -> list[Part]:
     again = command(subject)
     html = f"<p>The same again:</p><pre>{escape(again)}</pre>" if again else ""
     html += f"<p>What this page was made of, in its folder:</p><ul class='files'>{_files(subject)}</ul>"
-    first = next((run for run in subject.comparison.outcomes if run.sampler == subject.baseline.name), None)
-    first = first or subject.comparison.outcomes[0]
+    first = _of_baseline(subject)
     title = "Settings" if subject.single else f"Settings of {first.sampler}"
     html += details(title, f"<pre>{escape(as_yaml(replace(first.config, out=None)))}</pre>")
     if not subject.single:
@@ -163,8 +162,7 @@ def command(subject: Subject) -> str:
 
 def differences(subject: Subject) -> str:
     """For each other method and schedule, the settings that are not those of the baseline."""
-    runs = subject.comparison.outcomes
-    first = next((run for run in runs if run.sampler == subject.baseline.name), runs[0])
+    runs, first = subject.comparison.outcomes, _of_baseline(subject)
     base = flat(first.config)
     blocks = []
     seen = {(first.sampler, first.process)}
@@ -175,6 +173,12 @@ def differences(subject: Subject) -> str:
             names = [name for name in {**base, **mine} if name not in OWN and base.get(name) != mine.get(name)]
             blocks.append("\n".join(f"{name}: {mine.get(name)}" for name in names))
     return "\n\n".join(blocks) if blocks else "nothing"
+
+
+def _of_baseline(subject: Subject) -> Outcome:
+    """A run of the baseline, or the first one where there is none."""
+    runs = subject.comparison.outcomes
+    return next((run for run in runs if run.sampler == subject.baseline.name), runs[0])
 
 
 def _files(subject: Subject) -> str:

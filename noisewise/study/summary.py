@@ -1,6 +1,5 @@
 """A comparison in numbers: one summary for each schedule and sampler."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -39,7 +38,7 @@ def first_reached(curve: Sequence[Point], value: float) -> Crossing | None:
     Between two evaluations the curve is a straight line; before the first there is none. Evaluations without a value are passed
     over, and a value that is not finite is never reached.
     """
-    known = _known(curve) if math.isfinite(value) else []
+    known = _known(curve) if isfinite(value) else []
     i = next((i for i, (_, _, here) in enumerate(known) if here <= value), None)
     if i is None:
         return None
@@ -68,7 +67,7 @@ def mean_value(curve: Sequence[Point], unit: Unit) -> float | None:
 
 
 def _known(curve: Sequence[Point]) -> list[tuple[float, float, float]]:
-    return [(steps, seconds, value) for steps, seconds, value in curve if value is not None and math.isfinite(value)]
+    return [(steps, seconds, value) for steps, seconds, value in curve if value is not None and isfinite(value)]
 
 
 def _between(start: float, end: float, share: float) -> float:
