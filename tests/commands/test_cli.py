@@ -14,6 +14,7 @@ from PIL import Image
 
 from noisewise import __version__
 from noisewise.commands.cli import COMMANDS, main
+from tests.data.small_autoencoder import SMALL
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -219,14 +220,7 @@ def test_encode_and_then_train_on_the_latents(tmp_path, capsys):
     from diffusers import AutoencoderKL
 
     torch.manual_seed(0)
-    AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(8, 8),
-        norm_num_groups=4,
-        layers_per_block=1,
-        latent_channels=2,
-    ).eval().save_pretrained(tmp_path / "vae")
+    AutoencoderKL(**SMALL, latent_channels=2).eval().save_pretrained(tmp_path / "vae")
     for i in range(12):
         folder = tmp_path / "pictures" / f"class{i % 3}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from noisewise.generation.sets import image_set
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import load_trained
 from noisewise.noise import normals
+from tests.data.small_autoencoder import SMALL
 from tests.models.small_models import CLASSES, SHAPE, small, stirred
 
 OBJECTIVES = [Objective(DDPM.linear()), Objective(EDM(), "edm"), Objective(Flow(time_scale=1000), "flow")]
@@ -141,13 +142,6 @@ def test_what_is_no_picture_is_refused(shape):
 # Latents --------------------------------------------------------------------------------------------------------------
 
 
-SMALL = {
-    "down_block_types": ("DownEncoderBlock2D",) * 2,
-    "up_block_types": ("UpDecoderBlock2D",) * 2,
-    "block_out_channels": (8, 8),
-    "norm_num_groups": 4,
-    "layers_per_block": 1,
-}
 MODELS = {
     "kl": lambda: AutoencoderKL(**SMALL, latent_channels=4, scaling_factor=0.7, shift_factor=0.3),
     "vq": lambda: VQModel(**SMALL, latent_channels=3, vq_embed_dim=3, num_vq_embeddings=16, scaling_factor=1.4),
