@@ -32,6 +32,8 @@ from noisewise.spec import build_process, split_specs
 from noisewise.study.outcome import Outcome, read_comparison, read_outcome
 
 # A density is a list of means over equal intervals of u, whose own mean is 1 ------------------------------------------
+
+
 MOMENTS = 200  # of a run's training, at most, in pictures and data
 CONTINUOUS = 2000  # intervals of u that stand for continuous time
 

@@ -31,6 +31,7 @@ from noisewise.weighting import VLB, Learned, NoWeight, Weighting, WeightProduct
 
 # The variance of a single sample's gradient, Var[g] = E|g - E g|^2 (the trace of its covariance), without bias --------
 
+
 # per_sample     n gradients, one a sample, by torch.func (vmap of grad): sum_i |g_i - mean|^2 / (n - 1). Exact, with the norms
 #                of single gradients; holds n gradients at once.
 # micro_batches  b gradients of the mean loss of m independent samples each, whose variance is Var[g] / m:
@@ -186,6 +187,8 @@ def _mean_and_error(values: Tensor) -> tuple[float, float]:
 
 
 # The analysis ---------------------------------------------------------------------------------------------------------
+
+
 STREAM = 0x6772616469656E74  # "gradient": the samples of this analysis
 Tell = Callable[[str], None]
 

@@ -33,6 +33,8 @@ from noisewise.training.options import config_parser, parse_config, with_files
 from noisewise.training.trainer import Trainer
 
 # Single training steps, timed and counted -----------------------------------------------------------------------------
+
+
 WIDTHS = {"unet": "channels", "dit": "width", "uvit": "width"}
 """The option of each model that makes it larger."""
 
@@ -198,6 +200,8 @@ def measure(trainer: Trainer, spec: str, seconds: float) -> dict[str, Any]:
 
 
 # Pictures and words ---------------------------------------------------------------------------------------------------
+
+
 WIDE = 0.25  # a range of the ratio that says little
 AXES = {"parameters": "parameters of the model", "batch": "samples in a batch", "T": "timesteps T of the process"}
 
@@ -267,6 +271,8 @@ def section_9() -> str:
 
 
 # The command ----------------------------------------------------------------------------------------------------------
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `noisewise analyze overhead`."""
     samplers = "adaptive,adaptive:estimator=lookahead,strata=4,horizon=2,gradient_variance,paper_cifar10"

@@ -141,6 +141,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 # Where a command computes: this machine's device, and the other processes if there are any ----------------------------
+
+
 DEVICES = ("auto", "cpu", "cuda")
 
 

@@ -183,6 +183,8 @@ def _draw(previews: Sequence[Preview], out: Path, heading: str) -> int:
 
 
 # In the terminal: three lines of blocks an axis, and a table of quantiles, for those who tune over ssh ----------------
+
+
 COLUMNS = 60
 BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#@"  # the second for terminals that cannot show the first
 NAMES = {"p": "p", "w": "w", "pw": "p·w"}

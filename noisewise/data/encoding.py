@@ -85,6 +85,8 @@ def load_autoencoder(name: str, subfolder: str | None, device: torch.device | st
 
 
 # From pictures to latents, on disk ------------------------------------------------------------------------------------
+
+
 PROGRESS = "progress.json"
 STORES = ("float16", "float32")
 

@@ -20,6 +20,7 @@ from noisewise.streams import GOLDEN, MASK, bits, stream_key, uniforms
 
 # The order of the data ------------------------------------------------------------------------------------------------
 
+
 # A pure function of (seed, position): nothing to advance or save, and resuming is exact. Position p is row
 # permutation(epoch)[p mod n] of epoch p // n. The numbers behind it are SplitMix64's, as for the samplers, and not numpy's,
 # whose permutations may change between its versions.
@@ -64,6 +65,8 @@ class Order:
 
 
 # Three ways to bring raw values to the device, which give the same values: from a copy there, read here, by workers ---
+
+
 Raw = tuple[Tensor, Tensor | None]
 CHUNK_BYTES = 1 << 24  # read at a time while filling a resident copy
 PREFETCH = 4  # batches that each worker prepares ahead
@@ -212,6 +215,8 @@ def raw_to_device(raw: Raw, device: torch.device) -> Raw:
 
 
 # The batches ----------------------------------------------------------------------------------------------------------
+
+
 RESIDENT_SHARE = 0.25  # of the free memory of a CUDA device
 
 

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-
 # A .npy file read through a memory map --------------------------------------------------------------------------------
+
+
 def load_npy(path: Path, mapped: bool = False) -> NDArray[Any]:
     """A .npy file, never unpickled."""
     if path.exists() and not path.is_file():
@@ -49,6 +50,8 @@ class Mapped:
 
 
 # Sources --------------------------------------------------------------------------------------------------------------
+
+
 Rows = NDArray[np.int64]
 LARGEST = 1.001  # of floats in [-1, 1], with some rounding
 
@@ -195,6 +198,8 @@ def count_classes(name: str, labels: NDArray[np.int64], classes: int | None) -> 
 
 
 # Fingerprints: of content in memory; of names, sizes and samples of bytes on disk -------------------------------------
+
+
 DIGITS = 16  # hexadecimal: 64 bits
 EDGE = 1 << 16  # bytes looked at, at either end of a file
 LOOKED_INTO = 64  # files whose bytes are looked at, evenly spread; the rest by name and size

@@ -97,6 +97,8 @@ def to_uint8(images: Tensor) -> Tensor:
 
 
 # As pictures ----------------------------------------------------------------------------------------------------------
+
+
 def grid(samples: Tensor, columns: int | None = None, gap: int | None = None, enlarge: int | None = None) -> NDArray[np.uint8]:
     """(N, C, H, W) samples in [-1, 1] (or uint8) as one (H, W, 3) picture; small ones are enlarged by whole pixels."""
     if samples.ndim != 4 or samples.shape[1] not in (1, 3) or not len(samples):
@@ -123,6 +125,8 @@ def save_grid(samples: Tensor, path: Path, columns: int | None = None) -> Path:
 
 
 # From latents back to images, with the autoencoder that made them -----------------------------------------------------
+
+
 Decoder = Callable[[Tensor], Tensor]
 
 

@@ -128,6 +128,8 @@ def start(process: Process, u: Tensor, noise: Tensor) -> Tensor:
 
 
 # The methods ----------------------------------------------------------------------------------------------------------
+
+
 NEARLY_PURE = 200.0
 """sigma / alpha that only the very last timesteps of schedules such as the cosine exceed (the linear one ends at 158)."""
 

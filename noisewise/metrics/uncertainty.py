@@ -86,6 +86,8 @@ def fid_infinity(
 
 
 # Student's t without scipy: the probability of its tails, and where they begin ----------------------------------------
+
+
 def t_quantile(level: float, freedom: float) -> float:
     """The t with P(|T| < t) = level, by halving."""
     low, high = 0.0, 1.0

@@ -143,6 +143,7 @@ def load_inception(path: Path | str | None = None, device: torch.device | str = 
 
 # The tensors of a TorchScript archive, read without running any of its code -------------------------------------------
 
+
 # Such a file is a zip: raw storages under data/, and a pickle that says which module holds which. The pickle is read by an
 # unpickler that knows tensors and plain containers only; everything else it names becomes an empty `Node` or is refused.
 # Ours, because `torch.jit.load` runs the code in the file, and `torch.load(weights_only=True)` does not read such files.

@@ -84,6 +84,8 @@ def _of_another(name: str, option: str, settable: Iterable[str]) -> str | None:
 
 
 # One way to call every model, ours or not -----------------------------------------------------------------------------
+
+
 LABEL_NAMES = ("labels", "class_labels", "y")
 
 

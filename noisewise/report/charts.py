@@ -217,6 +217,8 @@ def _with_scale(chart: Chart) -> Chart:
 
 
 # The density of draws through training: a panel for each method, thinned to rows of equal spans of steps --------------
+
+
 MOST_ROWS = 120
 VIEWS = {"draws": "density_by_level", "objective": "objective_by_level"}
 

@@ -115,6 +115,8 @@ def failures(subject: Subject) -> str:
 
 
 # What was found, in plain words ---------------------------------------------------------------------------------------
+
+
 def verdicts(subject: Subject) -> list[str]:
     """The outcome in plain words, a sentence for each schedule; "better" is only said where the seeds allow it."""
     summaries = summarise(subject.comparison)

@@ -91,6 +91,8 @@ def _row(charts: Sequence[Chart], prefix: str) -> tuple[str, dict[str, Any]]:
 
 
 # Which noise levels were trained, as training went on -----------------------------------------------------------------
+
+
 INTRO = """<p>Each picture is one run from its first step (bottom) to its last (top); across are the noise levels.
 Orange levels were trained more often than uniform sampling would, blue ones less. “Draws times weights” is what the gradient
 sees: it also shows methods that change the weight of the loss and not the draws.</p>"""
@@ -139,6 +141,8 @@ def _panels(heat: HeatMap, number: int) -> tuple[str, dict[str, Any]]:
 
 
 # Generated samples of all methods side by side, with a slider over training -------------------------------------------
+
+
 def samples(subject: Subject) -> list[Part]:
     """The pictures, if there are any."""
     shown = encoded(pictures_of(subject))

@@ -135,6 +135,8 @@ def measured(subject: Subject) -> list[Part]:
 
 
 # All settings, and how to repeat it -----------------------------------------------------------------------------------
+
+
 OWN = ("out", "seed", "name")  # of each run, and no difference
 
 

@@ -199,6 +199,8 @@ def cause_of_death(code: int) -> str:
 
 
 # The launcher ---------------------------------------------------------------------------------------------------------
+
+
 SLICES = 20  # turns that each run gets
 
 
