@@ -239,8 +239,6 @@ def open_target(path: Path, skip_corrupt: bool, channels: int = 3) -> Source:
     """A folder of images or a file of arrays, as a source."""
     if path.is_dir():
         return open_data("folder", str(path), options={"skip_corrupt": skip_corrupt, "channels": channels})
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: give a run, a folder of images, or an .npy/.npz file")
     source = open_data("array", str(path))
     if not source.image:
         raise ValueError(f"{path} does not hold 8-bit images of 1 or 3 channels: save them as uint8 from 0 to 255")
