@@ -172,10 +172,9 @@ def test_a_reader_that_leaves_is_no_error():
     assert done.stderr == ""
 
 
-def test_a_dry_run_of_the_digits_in_a_process_of_its_own(tmp_path):
-    done = run("-m", "noisewise", "train", "--preset=digits", "--dry-run", "--device=cpu", f"--out={tmp_path / 'run'}")
-    assert done.returncode == 0, done.stderr
-    said = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+def test_a_dry_run_of_the_digits(tmp_path, capsys):
+    assert main(["train", "--preset=digits", "--dry-run", "--device=cpu", f"--out={tmp_path / 'run'}"]) == 0
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert said["parameters"] == "163,985"
     assert said["batch"] == "192"
     assert float(said["seconds_per_step"]) > 0
@@ -184,9 +183,11 @@ def test_a_dry_run_of_the_digits_in_a_process_of_its_own(tmp_path):
 
 def test_print_config_is_a_config_that_train_reads(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["train", *TINY, "--print-config"])
+        main(["train", *TINY, "--model.options.width", "32", "--print-config"])
     assert ended.value.code == 0
-    (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert yaml.safe_load(printed)["model"]["options"]["width"] == 32
+    (tmp_path / "mine.yaml").write_text(printed)
     assert main(["train", f"--config={tmp_path / 'mine.yaml'}", f"--out={tmp_path / 'run'}"]) == 0
     assert steps_of(tmp_path / "run") == [3, 6]
 
