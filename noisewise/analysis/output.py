@@ -12,7 +12,6 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from rich.console import Console
 from rich.table import Table
 
 from noisewise.looking.palette import moment_colours
@@ -105,8 +104,8 @@ def name_moments(figure: Figure, axis: Any, axes: Sequence[Any], steps: Sequence
 class Watch:
     """Told of the moments of training that are looked at, and of the work there."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.display = Display(console)
+    def __init__(self) -> None:
+        self.display = Display()
         self.trainer: Trainer | None = None
         self.what, self.done, self.total = "", 0, 0  # of the work at this moment; both 0 while the model trains
         self.began = time.monotonic()

@@ -147,13 +147,13 @@ def timed(trainer: Trainer, uniform: Recipe, other: Recipe, seconds: float) -> T
 
 
 @torch.no_grad()
-def step_in_forwards(trainer: Trainer, plain: float, repeats: int = 9) -> float:
+def step_in_forwards(trainer: Trainer, plain: float) -> float:
     """A plain training step in units of a forward pass of its batch: the cost model takes it as 3."""
     x0, labels = trainer.batches.get(0)
     losses = trainer.loss_at(x0, labels if trainer.parts.classes else None)
     u = torch.linspace(0.1, 0.9, len(x0), device=trainer.device)
     times = []
-    for _ in range(repeats):
+    for _ in range(9):
         start = time.perf_counter()
         float(losses(slice(None), u).sum())  # waits for the device
         times.append(time.perf_counter() - start)

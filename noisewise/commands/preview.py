@@ -205,14 +205,14 @@ def chart(one: Preview, axis: Axis, between: tuple[float, float], blocks: str = 
     return lines
 
 
-def columns(one: Preview, axis: Axis, name: str, between: tuple[float, float], count: int = COLUMNS) -> np.ndarray:
+def columns(one: Preview, axis: Axis, name: str, between: tuple[float, float]) -> np.ndarray:
     """A curve's mean in equal parts of an axis."""
     low, high = between
-    at = low + (np.arange(count * FINE) + 0.5) / (count * FINE) * (high - low)
+    at = low + (np.arange(COLUMNS * FINE) + 0.5) / (COLUMNS * FINE) * (high - low)
     along, curve = getattr(one, axis), one.shown(axis, name)
     finite = np.isfinite(along)
     sign = -1 if axis == "log_snr" else 1  # np.interp wants rising places
-    return np.interp(sign * at, sign * along[finite], curve[finite]).reshape(count, FINE).mean(1)
+    return np.interp(sign * at, sign * along[finite], curve[finite]).reshape(COLUMNS, FINE).mean(1)
 
 
 def table(one: Preview) -> list[str]:

@@ -293,14 +293,14 @@ def log_snr_of(process: str, levels: int = 50) -> list[float | None]:
     return [round(value, 3) if math.isfinite(value) else None for value in found]
 
 
-def log_snr_ticks(process: str, most: int = 10) -> list[tuple[float, float]]:
+def log_snr_ticks(process: str) -> list[tuple[float, float]]:
     """Round values of log SNR and where they are in u, no two too close to be read."""
     known = [(value, (k + 0.5) / 500) for k, value in enumerate(log_snr_of(process, 500)) if value is not None]
     found: list[tuple[float, float]] = []
     if not known or known[0][0] == known[-1][0]:
         return found
     curve, u = np.array(known).T
-    for value in MaxNLocator(most).tick_values(curve.min(), curve.max())[::-1]:
+    for value in MaxNLocator(10).tick_values(curve.min(), curve.max())[::-1]:
         place = float(np.interp(-value, -curve, u))
         if curve.min() <= value <= curve.max() and (not found or place - found[-1][1] >= 0.11):
             found.append((float(value), place))

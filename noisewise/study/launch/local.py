@@ -180,9 +180,9 @@ class Worker:
             record_failure(self.job, "it was told to stop by a signal, and is saved", step)
 
 
-def _comes(stop: StopRequest, patience: float = 1.0) -> bool:
+def _comes(stop: StopRequest) -> bool:
     """Whether the launcher is asked to stop too: a signal to a whole group may reach a worker a moment before."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + 1.0
     while not stop.requested and time.monotonic() < end:
         time.sleep(0.02)
     return stop.requested
