@@ -26,7 +26,6 @@ from noisewise.training.run_folder import FolderInUse
 from noisewise.training.signals import StopRequest
 
 End = Literal["finished", "stopped", "failed"]
-PAUSE = 1.0  # seconds between two words on how far training is
 PATIENCE = 60.0  # seconds to wait for a folder that another process is about to leave
 
 
@@ -37,13 +36,13 @@ class Interrupted(Exception):
 class Notes(Progress):
     """What a worker tells the world: lines in its log, and its status for whoever watches."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, pause: float = 1.0) -> None:
+        self.folder, self.pause = folder, pause
         self._next = 0.0
 
     def step(self, step: int, seconds: float) -> None:
         if time.monotonic() >= self._next:
-            self._next = time.monotonic() + PAUSE
+            self._next = time.monotonic() + self.pause
             self.state("training", step, seconds)
 
     def state(self, state: str, step: int, seconds: float) -> None:
