@@ -36,7 +36,7 @@ from rows import append, publishable, spec_now
 
 from noisewise.commands.compare import shares
 from noisewise.metrics.distances import choose_network, real_statistics
-from noisewise.report.wording import counted
+from noisewise.report.opening import counted
 from noisewise.spec import split_specs
 from noisewise.study.budget import with_budget
 from noisewise.study.conduct import combinations, conduct

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import torch
 
-from noisewise.metrics.frechet import features_distance, frechet_distance
-from noisewise.metrics.moments import Moments
+from noisewise.metrics.frechet import Moments, features_distance, frechet_distance
 
 
 def seconds(work: Callable[[], object], repeats: int, device: str) -> float:

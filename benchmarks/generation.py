@@ -37,9 +37,8 @@ from noisewise.generation.replay import Replay
 from noisewise.generation.solvers import Solver
 from noisewise.metrics.distances import Network, compare_images
 from noisewise.metrics.features import feature_batches
-from noisewise.metrics.frechet import moments_distance
+from noisewise.metrics.frechet import Moments, moments_distance
 from noisewise.metrics.inception import DIM, Inception
-from noisewise.metrics.moments import Moments
 from noisewise.metrics.reference import Key, Reference, load_reference, save_reference
 from noisewise.metrics.weights import load_inception
 from noisewise.models.unet import UNet

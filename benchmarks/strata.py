@@ -36,7 +36,7 @@ from rows import append
 from torch import Tensor
 
 from noisewise.analysis.gain_quality import spearman
-from noisewise.analysis.trial import RangeSampler, rewound
+from noisewise.analysis.moments_of_training import RangeSampler, rewound
 from noisewise.generation.run_samples import run_samples
 from noisewise.generation.solvers import Solver
 from noisewise.looking.validation import Validation

@@ -19,9 +19,8 @@ from pages import DOCS, smaller
 from tables import RESULTS
 
 from noisewise.analysis import ANALYSES
-from noisewise.report.charts import loss_charts, quality_charts
+from noisewise.report.charts import heat_map, loss_charts, quality_charts
 from noisewise.report.figures import STYLE, add_scale, draw_chart, draw_density, legend_line
-from noisewise.report.heat import heat_map
 from noisewise.report.subject import Subject, read_subject
 from noisewise.report.thumbnails import pictures_of, read_pixels
 

@@ -1,4 +1,4 @@
-"""The house: one room per verb, imports go down, and no file name occurs twice."""
+"""The house: one room per verb, imports go down, no file name occurs twice, and tests mirror the rooms."""
 
 import ast
 from collections import Counter
@@ -70,3 +70,8 @@ def test_every_folder_is_a_room():
 def test_no_file_name_occurs_twice():
     names = Counter(path.name for path in FILES if path.name != "__init__.py")
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_tests_mirror_the_rooms():
+    folders = {path.name for path in Path(__file__).parent.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders <= set(FLOOR) | {"workers"}  # programs that tests start

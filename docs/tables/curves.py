@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from noisewise.study.reach import Point, first_reached
+from noisewise.study.summary import Point, first_reached
 
 from . import spec_now
 

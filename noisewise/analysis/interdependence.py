@@ -18,11 +18,17 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from noisewise.analysis.draw import NOISE, new_figure, noise_axis, plain_axis
-from noisewise.analysis.moments_of_training import add_subject, moments
-from noisewise.analysis.output import Analysis
-from noisewise.analysis.trial import FixedNoise, RangeSampler, check_range, fixed_noise, forget_momentum, rewound
-from noisewise.analysis.watch import Watch
+from noisewise.analysis.moments_of_training import (
+    FixedNoise,
+    RangeSampler,
+    add_subject,
+    check_range,
+    fixed_noise,
+    forget_momentum,
+    moments,
+    rewound,
+)
+from noisewise.analysis.output import NOISE, Analysis, Watch, new_figure, noise_axis, plain_axis
 from noisewise.looking.palette import COLOURS
 from noisewise.training.trainer import Trainer
 

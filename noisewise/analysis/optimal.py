@@ -13,10 +13,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from noisewise.analysis.draw import new_figure, noise_axis, plain_axis
 from noisewise.analysis.moments_of_training import chosen_config
-from noisewise.analysis.output import Analysis
-from noisewise.analysis.watch import Watch
+from noisewise.analysis.output import Analysis, Watch, new_figure, noise_axis, plain_axis
 from noisewise.looking.palette import COLOURS, GREY, PALE
 from noisewise.metrics.optimal_loss import (
     COLLAPSED,

@@ -22,14 +22,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from noisewise.analysis.credit import Credit, credit_of, leave_one_out
-from noisewise.analysis.draw import new_figure, plain_axis
-from noisewise.analysis.gain_quality import Quality, qualities
+from noisewise.analysis.gain_quality import Credit, Quality, credit_of, leave_one_out, qualities
 from noisewise.analysis.gradients import chosen_weighting
-from noisewise.analysis.moments_of_training import add_subject, moments
-from noisewise.analysis.output import Analysis
-from noisewise.analysis.trial import FixedNoise, fixed_noise, rewound
-from noisewise.analysis.watch import Watch
+from noisewise.analysis.moments_of_training import FixedNoise, add_subject, fixed_noise, moments, rewound
+from noisewise.analysis.output import Analysis, Watch, new_figure, plain_axis
 from noisewise.looking.palette import COLOURS
 from noisewise.samplers.adaptive.selection import by_f_statistic
 from noisewise.training.trainer import Trainer

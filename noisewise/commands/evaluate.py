@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.commands.devices import place, prepare_processes
-from noisewise.commands.generate import add_model_options, describe_set, make_set
+from noisewise.commands.generate import add_model_options, describe_set, make_set, place, prepare_processes
 from noisewise.commands.parser import Parser
 from noisewise.data import Source, leaving_out_corrupt, open_data, open_named
 from noisewise.generation.sets import ImageSet
 from noisewise.generation.trained import Trained, load_trained
 from noisewise.metrics import distances
+from noisewise.metrics.features import PREPROCESSING
 from noisewise.metrics.heldout import check_classes, held_out_losses
 from noisewise.metrics.likelihood import VARIANCES, variational_bound
 from noisewise.metrics.optimal_loss import (
@@ -36,7 +36,6 @@ from noisewise.metrics.optimal_loss import (
     remembered,
     save_optimal_loss,
 )
-from noisewise.metrics.preprocess import PREPROCESSING
 from noisewise.precision import full_float32
 from noisewise.training.checkpoint import NAME
 from noisewise.training.components import open_source
@@ -240,8 +239,6 @@ def open_target(path: Path, skip_corrupt: bool, channels: int = 3) -> Source:
     """A folder of images or a file of arrays, as a source."""
     if path.is_dir():
         return open_data("folder", str(path), options={"skip_corrupt": skip_corrupt, "channels": channels})
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: give a run, a folder of images, or an .npy/.npz file")
     source = open_data("array", str(path))
     if not source.image:
         raise ValueError(f"{path} does not hold 8-bit images of 1 or 3 channels: save them as uint8 from 0 to 255")

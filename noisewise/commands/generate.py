@@ -15,11 +15,9 @@ import numpy as np
 import torch
 
 from noisewise import distributed
-from noisewise.commands.devices import DEVICES, place, prepare_processes
 from noisewise.commands.parser import Parser
-from noisewise.generation.decoding import make_decoder
-from noisewise.generation.image_grid import save_grid
-from noisewise.generation.planned import evaluation_solver
+from noisewise.generation.images import make_decoder, save_grid
+from noisewise.generation.run_samples import evaluation_solver
 from noisewise.generation.sets import PRECISIONS, ImageSet, fill, image_set
 from noisewise.generation.solvers import Solver
 from noisewise.generation.trained import WEIGHTS, Trained, load_trained
@@ -140,3 +138,23 @@ def run(args: argparse.Namespace) -> int:
             images.remove()
         print(f"{args.count} images of step {trained.step} ({images.record['solver']}): {out}")
     return 0
+
+
+# Where a command computes: this machine's device, and the other processes if there are any ----------------------------
+
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def place(device: str) -> torch.device:
+    """The device that "auto", "cpu" or "cuda" means here."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda, but torch finds no GPU; use --device cpu, or install a CUDA build of torch")
+    return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def prepare_processes(device: torch.device) -> torch.device:
+    """Join the other processes, if torchrun or accelerate launch has started any, and return this one's device."""
+    from accelerate import PartialState
+
+    return PartialState(cpu=device.type == "cpu").device

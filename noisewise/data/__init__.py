@@ -13,8 +13,7 @@ from noisewise.data.huggingface import open_huggingface
 from noisewise.data.image_folder import open_folder
 from noisewise.data.latents import open_latents
 from noisewise.data.loader import Batches
-from noisewise.data.source import Source
-from noisewise.data.synthetic import Synthetic
+from noisewise.data.source import Source, Synthetic
 from noisewise.suggest import unknown
 
 __all__ = ["SOURCES", "Batches", "Source", "Synthetic", "open_data", "open_named"]

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from noisewise.data.mapped import Mapped, load_npy
-from noisewise.data.source import ArraySource
+from noisewise.data.source import ArraySource, Mapped, load_npy
 
 ENDINGS = (".npy", ".npz", ".safetensors")
 KEYS = ("images", "data", "values")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from noisewise.data.order import permutation
+from noisewise.data.loader import permutation
 from noisewise.data.source import ArraySource
 
 FILE = Path(__file__).with_name("digits.npz")

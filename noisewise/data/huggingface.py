@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisewise.data.fingerprint import of_text
 from noisewise.data.pixels import UNREADABLE, check_options, to_array
-from noisewise.data.source import Rows, Source
+from noisewise.data.source import Rows, Source, of_text
 
 
 class HuggingFace(Source):

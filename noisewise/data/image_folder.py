@@ -13,9 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from noisewise.data.fingerprint import of_files
 from noisewise.data.pixels import UNREADABLE, check_options, to_array, verify
-from noisewise.data.source import Rows, Source
+from noisewise.data.source import Rows, Source, of_files
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 SPLIT_NAMES = {"train", "test", "val", "valid", "validation"}

@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisewise.data.fingerprint import of_files
-from noisewise.data.mapped import Mapped, load_npy
-from noisewise.data.source import Rows, Source, check_labels
+from noisewise.data.source import Mapped, Rows, Source, check_labels, load_npy, of_files
 
 INDEX = "index.json"
 VERSION = 1

@@ -4,7 +4,11 @@ Raw values stay as small as they are stored (uint8 pictures, float16 latents) un
 there does `decode` make float32 of them.
 """
 
+import hashlib
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +16,41 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from noisewise.data.fingerprint import of_arrays, of_files
-from noisewise.data.mapped import Mapped
+# A .npy file read through a memory map --------------------------------------------------------------------------------
+
+
+def load_npy(path: Path, mapped: bool = False) -> NDArray[Any]:
+    """A .npy file, never unpickled."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no plain file")
+    try:
+        return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no such file: {path}") from None
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is not a .npy file of plain numbers ({error}); save it again with numpy.save") from error
+
+
+class Mapped:
+    """An array on disk of which only the rows asked for are read. It pickles as its path, not as its content."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._array = load_npy(path, mapped=True)
+        self.shape, self.dtype, self.nbytes = self._array.shape, self._array.dtype, self._array.nbytes
+
+    def __len__(self) -> int:
+        return self.shape[0] if self.shape else 0
+
+    def __getitem__(self, rows: Any) -> NDArray[Any]:
+        return np.asarray(self._array[rows])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mapped, (self.path,)
+
+
+# Sources --------------------------------------------------------------------------------------------------------------
+
 
 Rows = NDArray[np.int64]
 LARGEST = 1.001  # of floats in [-1, 1], with some rounding
@@ -130,6 +167,19 @@ class ArraySource(Source):
         return of_arrays([self._values, *labels], facts=facts)
 
 
+class Synthetic(ArraySource):
+    """For dry runs, noise from a fixed seed: uint8 as pictures are stored, or normal float32 (`floats=True`)."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int = 0, *, count: int = 64, floats: bool = False) -> None:
+        generator = np.random.default_rng(0)
+        size = (count, *shape)
+        values: NDArray[np.generic]
+        values = generator.standard_normal(size, np.float32) if floats else generator.integers(0, 256, size, np.uint8)
+        labels = np.arange(count) % classes if classes else None
+        image = not floats and len(shape) == 3 and shape[0] in (1, 3)
+        super().__init__("synthetic", values, labels, classes=classes or None, image=image)
+
+
 def check_labels(name: str, labels: NDArray[np.generic], count: int) -> NDArray[np.int64]:
     """Labels as int64, one a sample."""
     if labels.dtype.kind not in "iu" or labels.shape != (count,):
@@ -145,3 +195,44 @@ def count_classes(name: str, labels: NDArray[np.int64], classes: int | None) -> 
     if classes is not None and classes < needed:
         raise ValueError(f"{name} has a label {needed - 1}, so it needs at least {needed} classes, got classes={classes}")
     return needed if classes is None else classes
+
+
+# Fingerprints: of content in memory; of names, sizes and samples of bytes on disk -------------------------------------
+
+
+DIGITS = 16  # hexadecimal: 64 bits
+EDGE = 1 << 16  # bytes looked at, at either end of a file
+LOOKED_INTO = 64  # files whose bytes are looked at, evenly spread; the rest by name and size
+
+
+def of_text(text: str) -> str:
+    """The hash of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def of_arrays(arrays: Iterable[NDArray[np.generic]], facts: str = "") -> str:
+    """The hash of all content of the arrays, and of some facts about how it is read."""
+    digest = hashlib.sha256(facts.encode())
+    for array in arrays:
+        digest.update(f"|{array.dtype.str}{array.shape}|".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:DIGITS]
+
+
+def of_files(files: Sequence[Path], root: Path, facts: str = "") -> str:
+    """The hash of files' names below `root`, their sizes, and the first and last bytes of some of them."""
+    digest = hashlib.sha256(facts.encode())
+    every = max(1, -(-len(files) // LOOKED_INTO))
+    for number, path in enumerate(files):
+        size = path.stat().st_size
+        digest.update(b"|" + os.fsencode(path.relative_to(root).as_posix()) + f"|{size}|".encode())  # names need not be UTF-8
+        if number % every == 0 or number == len(files) - 1:
+            digest.update(_edges(path, size))
+    return digest.hexdigest()[:DIGITS]
+
+
+def _edges(path: Path, size: int) -> bytes:
+    with path.open("rb") as file:
+        first = file.read(EDGE)
+        file.seek(max(EDGE, size - EDGE))
+        return first + file.read(EDGE)

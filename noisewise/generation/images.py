@@ -1,9 +1,14 @@
 """Samples from a trained model: image i depends on the seed and on i alone, not on the batch it is made in."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from noisewise.generation.guidance import denoiser
@@ -89,3 +94,67 @@ def to_uint8(images: Tensor) -> Tensor:
     if not bool(torch.isfinite(images).all()):
         raise ValueError("images hold NaN or infinite values: the model that made them has diverged")
     return ((images.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+# As pictures ----------------------------------------------------------------------------------------------------------
+
+
+def grid(samples: Tensor, columns: int | None = None, gap: int | None = None, enlarge: int | None = None) -> NDArray[np.uint8]:
+    """(N, C, H, W) samples in [-1, 1] (or uint8) as one (H, W, 3) picture; small ones are enlarged by whole pixels."""
+    if samples.ndim != 4 or samples.shape[1] not in (1, 3) or not len(samples):
+        raise ValueError(f"a grid needs samples of shape (N, 1 or 3, H, W), got {tuple(samples.shape)}")
+    columns = columns or math.ceil(math.sqrt(len(samples)))
+    rows = math.ceil(len(samples) / columns)
+    enlarge = enlarge or max(1, round(32 / samples.shape[-1]))
+    gap = enlarge if gap is None else gap
+    images = to_uint8(samples).cpu().expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()
+    images = images.repeat(enlarge, 1).repeat(enlarge, 2)
+    height, width = images.shape[1:3]
+    picture = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, 3), 255, np.uint8)
+    for i, image in enumerate(images):
+        top, left = gap + (i // columns) * (height + gap), gap + (i % columns) * (width + gap)
+        picture[top : top + height, left : left + width] = image
+    return picture
+
+
+def save_grid(samples: Tensor, path: Path, columns: int | None = None) -> Path:
+    """Draw samples in [-1, 1], or uint8 images, into a PNG file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(grid(samples, columns)).save(path)
+    return path
+
+
+# From latents back to images, with the autoencoder that made them -----------------------------------------------------
+
+
+Decoder = Callable[[Tensor], Tensor]
+
+
+def make_decoder(
+    latents: dict[str, Any],
+    device: torch.device | str,
+    autoencoder: str | None = None,
+    subfolder: str | None = None,
+    batch: int = 16,
+) -> Decoder:
+    """Samples of a model of latents -> images in [-1, 1].
+
+    Args:
+        latents: what the checkpoint says about them: autoencoder, subfolder, scale, shift.
+        device: where to decode.
+        autoencoder: another place to find it.
+        subfolder: of that place.
+        batch: latents at a time: images are much larger.
+    """
+    from noisewise.data.encoding import load_autoencoder
+
+    place, inner = (autoencoder, subfolder) if autoencoder else (latents["autoencoder"], latents["subfolder"])
+    model = load_autoencoder(place, inner, device, torch.float32).model
+    scale, shift = float(latents["scale"]), float(latents["shift"])
+
+    @torch.no_grad()
+    def decode(samples: Tensor) -> Tensor:
+        parts = [model.decode(part.to(device) / scale + shift).sample for part in samples.float().split(batch)]
+        return torch.cat(parts).clamp(-1, 1)
+
+    return decode

@@ -127,7 +127,7 @@ class _Recording:
 
     def __init__(self, call: Callable[..., Any], inputs: tuple[Tensor | None, ...], pool: Any) -> None:
         # here, because the trainer's packages are not needed without a GPU
-        from noisewise.training.fast.recording import recover, waiting_is_an_error
+        from noisewise.training.fast.graphs import recover, waiting_is_an_error
 
         self.inputs = [None if value is None else value.clone() for value in inputs]
         device = next(value.device for value in inputs if value is not None)

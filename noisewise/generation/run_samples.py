@@ -1,19 +1,46 @@
-"""Samples of a run while it trains, with its averaged weights; training is not touched."""
+"""Samples of a run while it trains, with its averaged weights and the solvers that its configuration plans; training is not
+touched."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.generation.image_grid import save_grid
-from noisewise.generation.images import generate_batches
-from noisewise.generation.planned import quick_solver
+from noisewise.generation.images import generate_batches, save_grid
 from noisewise.generation.replay import Replay
-from noisewise.generation.solvers import Solver
+from noisewise.generation.solvers import Solver, default_solver
+from noisewise.processes import Process
+from noisewise.spec import build_process
+from noisewise.training.config import Config
 from noisewise.training.plain_files import inside
 from noisewise.training.run import Run
+
+
+def evaluation_solver(config: Config) -> Solver:
+    """How a run's images are made when it is evaluated: `evaluation.solver`, or the usual one of its process."""
+    process, named = build_process(config.process), config.evaluation.solver
+    return _fitting(Solver.parse(named, process) if named else default_solver(process), process)
+
+
+def quick_solver(config: Config) -> Solver:
+    """The same along the way: `evaluation.quick_solver`, or the usual one with `log.sample_steps` steps."""
+    process, named, steps = build_process(config.process), config.evaluation.quick_solver, config.log.sample_steps
+    if named:
+        return _fitting(Solver.parse(named, process), process)
+    return replace(default_solver(process), steps=min(steps, process.steps or steps))
+
+
+def headline_solver(config: Config) -> Solver:
+    """How the images of a comparison's headline figure are made: as when the run is evaluated, if that is said."""
+    return evaluation_solver(config) if config.evaluation.solver else quick_solver(config)
+
+
+def _fitting(solver: Solver, process: Process) -> Solver:
+    solver.grid(process)  # raises if it asks for more than the process has
+    return solver
 
 
 def draw_samples(run: Run) -> Path | None:

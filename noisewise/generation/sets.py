@@ -19,8 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.generation.decoding import Decoder
-from noisewise.generation.images import check_label, generate_batches, to_uint8
+from noisewise.generation.images import Decoder, check_label, generate_batches, to_uint8
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import Trained
 from noisewise.precision import full_float32

@@ -27,11 +27,10 @@ from noisewise.data import Source
 from noisewise.generation.images import to_uint8
 from noisewise.metrics import digits_features, inception
 from noisewise.metrics.features import feature_batches
-from noisewise.metrics.frechet import moments_distance
+from noisewise.metrics.frechet import Moments, moments_distance
 from noisewise.metrics.kid import kid
-from noisewise.metrics.moments import Moments
 from noisewise.metrics.neighbours import OF_DENSITY, OF_PRECISION, density_coverage, precision_recall
-from noisewise.metrics.reference import Key, Reference, reference
+from noisewise.metrics.reference import Key, Reference, collect, reference
 from noisewise.metrics.sliced import sliced_wasserstein
 from noisewise.metrics.uncertainty import bootstrap, fid_infinity
 from noisewise.metrics.weights import load_inception
@@ -132,8 +131,6 @@ def compare_images(
     if any(metric in NEED_REAL_FEATURES for metric in metrics) and real.features is None:
         raise ValueError("the statistics of the real images were kept without features; make them with keep_features=True")
     keep = any(metric in NEED_FEATURES for metric in metrics)
-    moments: Moments | None = None
-    kept: list[Tensor] = []
     pixels: list[Tensor] = []
 
     def watched() -> Iterator[Tensor]:
@@ -142,13 +139,8 @@ def compare_images(
                 pixels.append(part.cpu())
             yield part
 
-    for part in feature_batches(
-        watched(), network.module, network.preprocessing, device, batch=batch, progress=progress, tf32=tf32
-    ):
-        moments = moments or Moments(part.shape[1], part.device)
-        moments.update(part)
-        if keep:
-            kept.append(part.cpu())
+    parts = feature_batches(watched(), network.module, network.preprocessing, device, batch=batch, progress=progress, tf32=tf32)
+    moments, kept = collect(parts, keep)
     dim = real.moments.dim
     total = (moments or Moments(dim)).synchronised()
     if total.count < 2:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from noisewise.metrics.moments import check_features
+from noisewise.metrics.frechet import check_features
 
 
-def polynomial_mmd(x: Tensor, y: Tensor, degree: int = 3) -> Tensor:
+def polynomial_mmd(x: Tensor, y: Tensor) -> Tensor:
     """The unbiased estimate from two sets of features (n, d) and (m, d), n and m at least 2."""
     if min(len(x), len(y)) < 2:
         raise ValueError(f"the unbiased estimate needs at least 2 samples of each, got {len(x)} and {len(y)}")
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
-        return (a @ b.T / a.shape[1] + 1) ** degree
+        return (a @ b.T / a.shape[1] + 1) ** 3
 
     def off_diagonal_mean(k: Tensor) -> Tensor:
         return (k.sum() - k.trace()) / (len(k) * (len(k) - 1))

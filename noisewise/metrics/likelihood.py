@@ -7,7 +7,8 @@ For levels from the least noise to the most, 0 < ... < n - 1, and data x0 (Ho et
     level 0  -ln p(x0 | x_0): the same Gaussian's mass in the bin of each pixel (Ho et al. 2020, Eq. 13)
 
 The variance of p is beta-tilde ("fixed_small", for level 0 see `decoder_variance`) or beta ("fixed_large"), generalised to any
-levels and any process as in solvers/path.py. For a DDPM with all its timesteps as levels this is the VLB of the papers.
+levels and any process as in `noisewise.generation.solver_methods`. For a DDPM with all its timesteps as levels this is the VLB
+of the papers.
 """
 
 import math
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from noisewise.data import Source
-from noisewise.generation.solvers.path import DATA, Denoise, Level, added_variance, posterior_variance
+from noisewise.generation.solver_methods import DATA, Denoise, Level, added_variance, posterior_variance
 from noisewise.generation.spacing import grid
 from noisewise.noise import normals
 from noisewise.processes import Process

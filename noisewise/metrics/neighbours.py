@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from noisewise.metrics.moments import check_features
+from noisewise.metrics.frechet import check_features
 from noisewise.precision import full_float32
 
 BLOCK = 1000

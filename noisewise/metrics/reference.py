@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from noisewise import distributed
 from noisewise.metrics.features import Images, feature_batches
-from noisewise.metrics.moments import Moments
+from noisewise.metrics.frechet import Moments
 from noisewise.metrics.weights import digest
 
 FORMAT = "noisewise-reference-1"
@@ -52,20 +52,6 @@ class Reference:
 def cache_folder() -> Path:
     """XDG_CACHE_HOME/noisewise, or ~/.cache/noisewise."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noisewise"
-
-
-def fingerprint(images: Images) -> str:
-    """SHA-256 (16 digits) of uint8 images in their order; how they are cut into batches does not matter."""
-    total, count, shape = hashlib.sha256(), 0, None
-    for part in [images] if isinstance(images, Tensor) else images:
-        if part.dtype != torch.uint8:
-            raise TypeError(f"images must be uint8, got {part.dtype}")
-        if shape is not None and part.shape[1:] != shape:
-            raise ValueError(f"images must be of one shape, got {tuple(shape)} and {tuple(part.shape[1:])}")
-        shape, count = part.shape[1:], count + len(part)
-        total.update(part.cpu().contiguous().numpy().tobytes())
-    total.update(f"{count} {tuple(shape or ())}".encode())
-    return total.hexdigest()[:16]
 
 
 def save_reference(reference: Reference, folder: Path | str | None = None) -> Path:
@@ -118,19 +104,11 @@ def _find(key: Key, folder: Path | str | None, keep_features: bool) -> Reference
     return None if found is not None and keep_features and found.features is None else found
 
 
-def _collect(
-    images: Images,
-    preprocessing: str,
-    network: nn.Module,
-    device: torch.device | str,
-    keep_features: bool,
-    batch: int,
-    progress: Callable[[int], None] | None,
-) -> tuple[Moments | None, list[Tensor]]:
-    """This rank's moments (None without images) and, if wanted, its features."""
+def collect(parts: Iterable[Tensor], keep_features: bool) -> tuple[Moments | None, list[Tensor]]:
+    """This rank's moments of features in batches (None without any) and, if wanted, the features."""
     moments: Moments | None = None
     kept = []
-    for part in feature_batches(images, network, preprocessing, device, batch=batch, progress=progress):
+    for part in parts:
         if moments is None:
             moments = Moments(part.shape[1], "cpu" if part.device.type == "mps" else part.device)  # MPS has no float64
         moments.update(part)
@@ -169,7 +147,8 @@ def reference(
     if found is not None and int(have) == distributed.world_size():
         return found
     given = images() if callable(images) and not isinstance(images, Tensor) else images
-    moments, kept = _collect(given, key.preprocessing, network, device, keep_features, batch, progress)
+    parts = feature_batches(given, network, key.preprocessing, device, batch=batch, progress=progress)
+    moments, kept = collect(parts, keep_features)
     dim = distributed.largest(moments.dim if moments else 0, torch.device("cpu"))
     if dim == 0:
         raise ValueError("there are no images to make a reference of")

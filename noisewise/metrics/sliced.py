@@ -6,7 +6,7 @@ Needs no network and no Gaussian: it works on points, on pixels and on features,
 import torch
 from torch import Tensor
 
-from noisewise.metrics.moments import check_features
+from noisewise.metrics.frechet import check_features
 
 BLOCK = 64
 

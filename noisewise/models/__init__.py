@@ -4,8 +4,7 @@
 last class, means "no class", and a conditional model without labels takes it for every sample.
 """
 
-from noisewise.models.adapt import with_labels
-from noisewise.models.build import MODELS, build_model
+from noisewise.models.build import MODELS, build_model, with_labels
 from noisewise.models.dit import DiT
 from noisewise.models.unet import UNet
 from noisewise.models.uvit import UViT

@@ -13,8 +13,19 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from noisewise.looking.palette import AROUND_UNIFORM, Method
-from noisewise.report.charts import Chart, Line, loss_charts, quality_charts, training_charts
-from noisewise.report.heat import HeatMap, Panel, doublings, heat_map, log_snr_ticks, scale_texts
+from noisewise.report.charts import (
+    Chart,
+    HeatMap,
+    Line,
+    Panel,
+    doublings,
+    heat_map,
+    log_snr_ticks,
+    loss_charts,
+    quality_charts,
+    scale_texts,
+    training_charts,
+)
 from noisewise.report.subject import Subject, read_subject
 from noisewise.report.thumbnails import Picture, corner, pictures_of, read_pixels
 from noisewise.training.writing import writing

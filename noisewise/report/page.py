@@ -6,24 +6,23 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from noisewise.report import curves, opening, samples, settings, tables, trained_levels
-from noisewise.report.html import breakable, swatch
+from noisewise.report import opening, sections, tables
+from noisewise.report.html import as_json, breakable, swatch
 from noisewise.report.subject import Subject, read_subject
-from noisewise.report.svg import as_json
 from noisewise.training.run_folder import replace_file
 from noisewise.training.writing import writing
 
 HERE = Path(__file__).parent
 SECTIONS = (
-    curves.training,
+    sections.training,
     tables.measured,
     tables.results,
-    curves.quality,
-    trained_levels.parts,
-    curves.losses,
-    samples.parts,
+    sections.quality,
+    sections.trained_levels,
+    sections.losses,
+    sections.samples,
     tables.cost,
-    settings.parts,
+    tables.settings,
 )
 """What makes the sections, in their order; each may make none."""
 
@@ -53,8 +52,7 @@ def render(subject: Subject, live: str = "") -> str:
             "</main>",
         ]
     )
-    title = "noisewise: " + (f"{subject.plan.name}, {subject.baseline.name}" if subject.single else subject.plan.name)
-    return fill(body, title, live)
+    return fill(body, f"noisewise: {opening.title(subject)}", live)
 
 
 def fill(body: str, title: str, live: str = "") -> str:

@@ -7,8 +7,7 @@ from typing import Any
 
 from noisewise.looking.palette import Method, methods_named
 from noisewise.metrics.optimal_loss import FILE, OptimalLoss, load_optimal_loss
-from noisewise.study.outcome import PLAN, Comparison, Outcome, Plan, read_comparison, read_outcome
-from noisewise.study.reading import objects
+from noisewise.study.outcome import PLAN, Comparison, Outcome, Plan, objects, read_comparison, read_outcome
 
 
 @dataclass(frozen=True)

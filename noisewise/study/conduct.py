@@ -1,7 +1,9 @@
-"""The runs of a comparison: a configuration for each, and what brings all of them to their end, however often it is stopped."""
+"""The runs of a comparison: a configuration for each, what can be found out before anything is trained, and what brings all of
+them to their end, however often it is stopped."""
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -10,13 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from noisewise import distributed
-from noisewise.study.job import Job, forget_failure
+from noisewise.data import open_named
+from noisewise.generation.images import make_decoder
+from noisewise.generation.run_samples import headline_solver, quick_solver
+from noisewise.metrics.heldout import check_classes
+from noisewise.study.job import Job, forget_failure, is_false_start
 from noisewise.study.launch import Launcher
 from noisewise.study.live import Board
 from noisewise.study.outcome import PLAN, Comparison, Plan, read_comparison, read_outcome
-from noisewise.study.preflight import check_all
-from noisewise.training.config import Config
-from noisewise.training.plain_files import open_own
+from noisewise.training import checkpoint
+from noisewise.training.components import Parts, build_parts, open_source
+from noisewise.training.config import FREE_WITHIN, Config
+from noisewise.training.options import flat
+from noisewise.training.plain_files import open_own, read_plain
 from noisewise.training.run_folder import sweep
 from noisewise.training.signals import StopRequest
 from noisewise.training.writing import writing
@@ -120,3 +128,114 @@ def alone(folder: Path) -> Iterator[None]:
             raise RuntimeError(f"another comparison is at work in {folder}: wait for it, or give another --out") from None
         sweep(folder)
         yield
+
+
+# What can be found out before anything is trained ---------------------------------------------------------------------
+
+
+LATE = 20  # steps, at their mean time, that a run may have gone beyond its budget: the last one may be slow
+APART = ("name", "out", "seed", "sampler", "process", "steps", "epochs", "seconds", "checkpoint", "log", "evaluation")
+"""Settings in which the runs of a comparison may differ, or that do not matter for it."""
+MEASURED = ("log.sample_steps", *(f"evaluation.{name}" for name in ("solver", "quick_solver", "data", "data_options")))
+"""But for these: how images are generated for its evaluations, and what they are compared with."""
+
+
+def check_all(folder: Path, plan: Plan, configs: list[Config]) -> None:
+    """Raise an error that says what to do if the comparison cannot be made, or gone on with, in this folder."""
+    shares = plan.evaluate_at
+    if list(shares) != sorted(set(shares)) or not all(0 < share <= 1 for share in shares) or 1 not in shares:
+        raise ValueError(f"--evaluate-at must be increasing shares of the budget, the last one 1, got {list(shares)}")
+    if plan.images < 2:
+        raise ValueError(f"--images must be >= 2, got {plan.images}")
+    solvers = [(headline_solver(config), quick_solver(config)) for config in configs]
+    if plan.headline is not None and plan.headline < 2:
+        raise ValueError(f"--headline must be >= 2, got {plan.headline}")
+    if plan.headline is not None and plan.headline <= plan.images and any(full == quick for full, quick in solvers):
+        raise ValueError(f"--headline is for more than the {plan.images} images of every evaluation, got {plan.headline}")
+    if configs[0].parallel == "fsdp":
+        raise ValueError("compare trains each run in one process: use parallel=ddp")
+    parts = build_parts(configs[0])
+    try:
+        check_classes(open_source(configs[0], "test"), parts.classes)
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(f"compare needs held-out data, to measure the loss of every run on them: {error}") from error
+    planned = configs[0].evaluation
+    if planned.data is not None:
+        from noisewise.metrics.distances import check_real  # late: all else that it imports is for those who measure
+
+        check_real(open_named(planned.data, options=planned.data_options))
+        if parts.latents is not None:
+            make_decoder(parts.latents, "cpu")
+    check_plan(folder, plan)
+    for path in sorted((folder / "runs").glob("*/config.yaml")):
+        if not is_false_start(path.parent):
+            check_run(path.parent, configs[0])
+            check_data(path.parent, parts)
+
+
+def check_plan(folder: Path, plan: Plan) -> None:
+    """A comparison that began with another budget or other evaluations cannot go on with these."""
+    if not (folder / PLAN).exists():
+        return
+    before = Plan.read(folder)
+    for name in ("budget", "evaluate_at", "images", "headline"):
+        old, new = getattr(before, name), getattr(plan, name)
+        if old != new:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{folder} holds a comparison with {option} {said(old)}, not {said(new)}: give another --out")
+
+
+def said(value: object) -> str:
+    """As on the command line."""
+    if value is None:
+        return "none"
+    return ",".join(f"{share:g}" for share in value) if isinstance(value, tuple) else str(value)
+
+
+def check_run(folder: Path, config: Config) -> None:
+    """A run that is there already must be comparable with the new ones, and within their budget."""
+    before, after = flat(read_outcome(folder).config), flat(config)
+    free = {f"data.{name}" for name in FREE_WITHIN["data"]}
+    names = [
+        name
+        for name in {**before, **after}
+        if (name.partition(".")[0] not in APART or name.startswith(MEASURED)) and name not in free
+    ]
+    differences = [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
+    if differences:
+        raise ValueError(f"{folder} was made with other settings: {'; '.join(differences)}. Give another --out")
+    step, seconds = progress_of(folder)
+    if step > config.steps:
+        raise ValueError(f"{folder} has made {step} steps, more than --budget: give another --out")
+    if config.seconds is not None and seconds > config.seconds + LATE * seconds / max(step, 1):
+        raise ValueError(f"{folder} has trained for {seconds:.0f} s, more than --budget: give another --out")
+
+
+def check_data(folder: Path, parts: Parts) -> None:
+    """A run that is there already must have been made with the same data."""
+    steps = checkpoint.steps_in(folder / "checkpoints")
+    try:
+        state = json.loads(read_plain(folder / "checkpoints" / checkpoint.name_of(steps[-1]) / "state.json"))["data"]
+    except (IndexError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        return  # no checkpoint, or a broken one: the run falls back by itself
+    if found := parts.other_data(state):
+        raise ValueError(f"{folder} was made with other data: {', '.join(found.values())}. Give another --out")
+
+
+def progress_of(folder: Path) -> tuple[int, float]:
+    """Steps and seconds of the newest checkpoint; an error if another version of noisewise wrote it."""
+    steps = checkpoint.steps_in(folder / "checkpoints")
+    if not steps:
+        return 0, 0.0
+    path = folder / "checkpoints" / checkpoint.name_of(steps[-1])
+    try:
+        made = json.loads(read_plain(path / "manifest.json"))["format"]
+        seconds = float(json.loads(read_plain(path / "state.json"))["seconds"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return steps[-1], 0.0  # broken: the run falls back to an earlier one by itself
+    if made != checkpoint.FORMAT:
+        raise ValueError(
+            f"{path} has format {made}, this version of noisewise reads {checkpoint.FORMAT}: go on with the version that wrote "
+            "it, or give another --out"
+        )
+    return steps[-1], seconds

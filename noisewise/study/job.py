@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from noisewise.study.outcome import FAILURE, LOG, Failure, write_failure
-from noisewise.study.reading import checked
+from noisewise.study.outcome import FAILURE, LOG, Failure, checked, write_failure
 from noisewise.training.checkpoint import steps_in
 from noisewise.training.config import Config
 from noisewise.training.plain_files import open_new, read_plain

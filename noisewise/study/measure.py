@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from noisewise.data import Source, open_named
-from noisewise.generation.decoding import Decoder, make_decoder
-from noisewise.generation.image_grid import save_grid
-from noisewise.generation.images import to_uint8
-from noisewise.generation.planned import headline_solver, quick_solver
+from noisewise.generation.images import Decoder, make_decoder, save_grid, to_uint8
 from noisewise.generation.replay import Replay
-from noisewise.generation.run_samples import run_samples
+from noisewise.generation.run_samples import headline_solver, quick_solver, run_samples
 from noisewise.generation.solvers import Solver
 from noisewise.looking.validation import Validation
 from noisewise.metrics.distances import Network, choose_network, compare_images, real_statistics

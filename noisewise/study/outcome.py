@@ -5,15 +5,20 @@ comparison/
     runs/NAME/          ordinary run folders; evaluations are rows of metrics.jsonl with a "share" of the budget
         failure.json    why a run failed, if it did
         log.txt         what the run printed
+
+Files are read with care: they may be damaged, edited, or of another version.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from noisewise.study.reading import checked, fits, objects, reading
 from noisewise.training.config import Config
+from noisewise.training.jsonl import read_lines
 from noisewise.training.options import as_yaml, load_config
 from noisewise.training.plain_files import read_plain
 from noisewise.training.run_folder import replace_file
@@ -207,3 +212,47 @@ def read_comparison(folder: Path) -> Comparison:
     folders = [folder / "runs" / name for name in plan.runs]
     begun = [path for path in folders if (path / "config.yaml").is_file()]
     return Comparison(folder, plan, [read_outcome(path) for path in begun])
+
+
+# Reading with care: files may be damaged, edited, or of another version -----------------------------------------------
+
+
+Kind = TypeVar("Kind")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Whatever is wrong with what the block reads becomes a ValueError that names the file."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        said = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path} cannot be read: is it damaged, or of another version of noisewise? {said}") from error
+
+
+def objects(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file, without what a kill has cut off."""
+    lines = list(read_lines(path))
+    with reading(path):
+        for line in lines:
+            if line.row is None and not line.text.lstrip().startswith(b"{"):
+                raise ValueError(f"line {line.number}, {line.text[:40]!r}, is no row of it")
+    return [line.row for line in lines if line.row is not None]
+
+
+def checked(kind: type[Kind], values: dict[str, Any]) -> Kind:
+    """A dataclass made of values from JSON, each of the kind that its field says."""
+    made = kind(**values)
+    for name, hint in get_type_hints(kind).items():
+        if not fits(getattr(made, name), hint):
+            raise TypeError(f"its {name} is {getattr(made, name)!r}")
+    return made
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is what a type hint says: a plain type, a list or tuple of one, or one of several."""
+    if isinstance(hint, UnionType):
+        return any(fits(value, one) for one in get_args(hint))
+    if inner := get_args(hint):
+        return isinstance(value, get_origin(hint)) and all(fits(one, inner[0]) for one in value)
+    return isinstance(value, int | float if hint is float else hint)

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from noisewise.metrics.student import two_sided
+from noisewise.metrics.uncertainty import two_sided
 
 SIGNIFICANT = 0.05  # what an adjusted p must lie below to call a sampler better or worse
 SEEDS = 3  # pairs that it needs besides: two that happen to agree make a small p of nothing

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import DDPM, Objective
-from noisewise.analysis.per_sample import Samples
+from noisewise.analysis.gradients import Samples
 
 DIMENSION = 4
 SPREAD = 0.7  # the standard deviation of the data

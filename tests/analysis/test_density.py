@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from noisewise.analysis import density
-from noisewise.analysis.densities import MOMENTS, History, no_signal, of_spec, over_log_snr, refined, smooth
-from noisewise.analysis.density import rows_of
+from noisewise.analysis.density import MOMENTS, History, no_signal, of_spec, over_log_snr, refined, rows_of, smooth
 from noisewise.commands.cli import main
 from noisewise.processes import DDPM, EDM, PROCESSES, Flow
 from noisewise.spec import build_process

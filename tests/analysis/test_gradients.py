@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from noisewise.analysis import gradients
-from noisewise.analysis.per_sample import (
+from noisewise.analysis.gradients import (
     by_micro_batches,
     by_single_gradients,
     choose_method,
     single_gradients,
 )
-from noisewise.analysis.trial import middles
+from noisewise.analysis.moments_of_training import middles
 from noisewise.weighting import VLB, NoWeight
 from tests.analysis.linear_answers import Linear, Looks, closed_form, draw, losses
 from tests.training.tiny import DIT, differing, own, tensors, tiny, trainer_of

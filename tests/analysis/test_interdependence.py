@@ -9,7 +9,7 @@ import torch
 from noisewise import DDPM
 from noisewise.analysis import interdependence
 from noisewise.analysis.interdependence import Matrix, matrix_of, strata_ranges, try_ranges
-from noisewise.analysis.trial import FixedNoise, RangeSampler, fixed_noise, rewound
+from noisewise.analysis.moments_of_training import FixedNoise, RangeSampler, fixed_noise, rewound
 from noisewise.training.config import DataConfig, ModelConfig, OptimizerConfig
 from tests.training.tiny import advance, differing, own, tensors, tiny, trainer_of
 

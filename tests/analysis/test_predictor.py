@@ -7,9 +7,18 @@ import torch
 from scipy import stats
 
 from noisewise.analysis import predictor
-from noisewise.analysis.credit import Without, credit_of, leave_one_out
-from noisewise.analysis.gain_quality import CHOICES, pearson, qualities, quality, rolling_sets, spearman
-from noisewise.analysis.trial import fixed_noise
+from noisewise.analysis.gain_quality import (
+    CHOICES,
+    Without,
+    credit_of,
+    leave_one_out,
+    pearson,
+    qualities,
+    quality,
+    rolling_sets,
+    spearman,
+)
+from noisewise.analysis.moments_of_training import fixed_noise
 from tests.training.tiny import advance, differing, own, tensors, tiny, trainer_of
 
 STEPS, LEVELS, IMAGES, QUEUE = 200, 30, 12, 20

@@ -14,6 +14,7 @@ from PIL import Image
 
 from noisewise import __version__
 from noisewise.commands.cli import COMMANDS, main
+from tests.data.small_autoencoder import SMALL
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -171,10 +172,9 @@ def test_a_reader_that_leaves_is_no_error():
     assert done.stderr == ""
 
 
-def test_a_dry_run_of_the_digits_in_a_process_of_its_own(tmp_path):
-    done = run("-m", "noisewise", "train", "--preset=digits", "--dry-run", "--device=cpu", f"--out={tmp_path / 'run'}")
-    assert done.returncode == 0, done.stderr
-    said = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+def test_a_dry_run_of_the_digits(tmp_path, capsys):
+    assert main(["train", "--preset=digits", "--dry-run", "--device=cpu", f"--out={tmp_path / 'run'}"]) == 0
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert said["parameters"] == "163,985"
     assert said["batch"] == "192"
     assert float(said["seconds_per_step"]) > 0
@@ -183,9 +183,11 @@ def test_a_dry_run_of_the_digits_in_a_process_of_its_own(tmp_path):
 
 def test_print_config_is_a_config_that_train_reads(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["train", *TINY, "--print-config"])
+        main(["train", *TINY, "--model.options.width", "32", "--print-config"])
     assert ended.value.code == 0
-    (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert yaml.safe_load(printed)["model"]["options"]["width"] == 32
+    (tmp_path / "mine.yaml").write_text(printed)
     assert main(["train", f"--config={tmp_path / 'mine.yaml'}", f"--out={tmp_path / 'run'}"]) == 0
     assert steps_of(tmp_path / "run") == [3, 6]
 
@@ -219,14 +221,7 @@ def test_encode_and_then_train_on_the_latents(tmp_path, capsys):
     from diffusers import AutoencoderKL
 
     torch.manual_seed(0)
-    AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(8, 8),
-        norm_num_groups=4,
-        layers_per_block=1,
-        latent_channels=2,
-    ).eval().save_pretrained(tmp_path / "vae")
+    AutoencoderKL(**SMALL, latent_channels=2).eval().save_pretrained(tmp_path / "vae")
     for i in range(12):
         folder = tmp_path / "pictures" / f"class{i % 3}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -357,10 +357,10 @@ def test_data_without_a_test_split_are_found_before_anything_is_trained(tmp_path
 
 
 def arrays_in(folder, *, labels=None, test_labels=None, seed=0):
-    """A folder of 32 and 8 digits-sized pictures."""
+    """A folder of 32 and 8 samples of the digits' shape; floats, and so no images to measure by Inception."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, count, numbers in (("train", 32, labels), ("test", 8, test_labels)):
-        np.save(folder / f"{split}.npy", np.random.default_rng(seed).integers(0, 256, (count, 1, 8, 8), np.uint8))
+        np.save(folder / f"{split}.npy", np.random.default_rng(seed).standard_normal((count, 1, 8, 8), np.float32))
         if numbers:
             np.save(folder / f"{split}_labels.npy", np.arange(count) % numbers)
     return DataConfig(source="array", path=str(folder))

@@ -12,7 +12,7 @@ from matplotlib import image
 import noisewise
 from noisewise import Flow, Objective
 from noisewise.commands.cli import main
-from noisewise.looking.curves_text import BLOCKS, COLUMNS, chart, columns, common_limits
+from noisewise.commands.preview import BLOCKS, COLUMNS, chart, columns, common_limits
 from noisewise.looking.recipe_curves import preview
 from noisewise.spec import build_process
 

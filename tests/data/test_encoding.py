@@ -13,14 +13,8 @@ from diffusers import AutoencoderKL, UNet2DModel, VQModel
 
 from noisewise.data import Batches, Synthetic, open_data
 from noisewise.data.encoding import encode
+from tests.data.small_autoencoder import SMALL
 
-SMALL = {
-    "down_block_types": ("DownEncoderBlock2D",) * 2,
-    "up_block_types": ("UpDecoderBlock2D",) * 2,
-    "block_out_channels": (8, 8),
-    "norm_num_groups": 4,
-    "layers_per_block": 1,
-}
 COUNT = 14
 
 
@@ -164,6 +158,7 @@ KILLED = """
 import os, signal, sys
 from noisewise.data import Synthetic
 from noisewise.data.encoding import encode
+from tests.data.small_autoencoder import SMALL
 
 def die(done):
     if done == 8:

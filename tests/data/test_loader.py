@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from noisewise.data import Batches, Source, Synthetic, open_data
-from noisewise.data.feeds import Direct, Resident, Workers
-from noisewise.data.order import DROP, FLIP, HELD, Order, decisions, permutation, stream_key
+from noisewise.data.loader import DROP, FLIP, HELD, Direct, Order, Resident, Workers, decisions, permutation, stream_key
 from noisewise.data.source import ArraySource
 from noisewise.streams import uniforms
 
@@ -169,7 +168,7 @@ def test_the_feed_is_chosen_by_where_the_data_lie(mapped):
 
 
 def test_a_resident_copy_is_filled_by_workers_chunk_by_chunk(mapped, monkeypatch):
-    monkeypatch.setattr("noisewise.data.feeds.CHUNK_BYTES", mapped.nbytes // 5)
+    monkeypatch.setattr("noisewise.data.loader.CHUNK_BYTES", mapped.nbytes // 5)
     with Batches(mapped, batch=2, seed=0, resident=True, workers=2) as batches:
         values, labels = mapped.read(np.arange(N))
         assert torch.equal(batches._feed.values, values)

@@ -19,7 +19,7 @@ from noisewise.metrics.heldout import held_out_losses
 from noisewise.models import UNet, with_labels
 from noisewise.precision import full_float32
 from noisewise.training.config import CheckpointConfig, ModelConfig
-from noisewise.training.fast.recording import waiting_is_an_error
+from noisewise.training.fast.graphs import waiting_is_an_error
 from noisewise.training.run import train
 from tests.training.tiny import tiny
 

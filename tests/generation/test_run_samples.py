@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from noisewise.generation.images import generate
-from noisewise.generation.planned import evaluation_solver, headline_solver, quick_solver
-from noisewise.generation.run_samples import run_samples
+from noisewise.generation.run_samples import evaluation_solver, headline_solver, quick_solver, run_samples
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.models import build_model
 from noisewise.processes import DDPM

@@ -13,26 +13,7 @@ from noisewise.objective import Objective
 from noisewise.processes import DDPM, Flow
 from noisewise.samplers import Beta, Draw, LogitNormal, Uniform
 from noisewise.spec import build_process
-
-
-def batches(steps=30, n=16, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [(torch.rand(n, generator=generator), torch.rand(n, generator=generator) * 3) for _ in range(steps)]
-
-
-def plain_loop(batches, bins, decay):
-    """(how many were seen, mean, second moment) of each interval, one loss at a time."""
-    count, total, squares, seen = [0.0] * bins, [0.0] * bins, [0.0] * bins, [0] * bins
-    for u, losses in batches:
-        cells = [min(int(value * bins), bins - 1) for value in u.double().tolist()]
-        for cell in set(cells):
-            count[cell], total[cell], squares[cell] = count[cell] * decay, total[cell] * decay, squares[cell] * decay
-        for cell, loss in zip(cells, losses.double().tolist(), strict=True):
-            count[cell], total[cell], squares[cell] = count[cell] + 1, total[cell] + loss, squares[cell] + loss**2
-            seen[cell] += 1
-    means = [total[i] / count[i] if count[i] else sum(total) / sum(count) for i in range(bins)]
-    moments = [squares[i] / count[i] if count[i] else sum(squares) / sum(count) for i in range(bins)]
-    return seen, means, moments
+from tests.test_running import batches, plain_loop
 
 
 def drawn(u, weight=None):
@@ -95,12 +76,6 @@ def test_effective_share_without_weights_is_one():
     monitor = Monitor(bins=5)
     monitor.update(drawn(torch.rand(7)), torch.ones(7))
     assert monitor.effective_share.item() == 1
-
-
-def test_effective_share_of_one_dominant_sample():
-    monitor = Monitor(bins=5)
-    monitor.update(drawn(torch.rand(4), torch.tensor([4.0, 0.0, 0.0, 0.0])), torch.ones(4))
-    assert monitor.effective_share.item() == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("calls", [1, 7, 8, 9, 40, 257])

@@ -101,13 +101,6 @@ def test_the_objective_includes_the_importance_weight(correction, power):
     np.testing.assert_allclose(curves.pw, expected / expected.mean(), rtol=1e-4)
 
 
-def test_quantiles_of_uniform():
-    at = (0.05, 0.25, 0.5, 0.75, 0.95)
-    quantiles = preview(Uniform(Flow()), None, Flow()).quantiles(at)
-    for name in ("p", "pw"):
-        np.testing.assert_allclose(quantiles[name], at, atol=1e-6)
-
-
 def test_quantiles_of_a_beta():
     curves = preview(Beta(Flow(), 2.0, 5.0), None, Flow(), bins=500)
     np.testing.assert_allclose(curves.quantiles((0.1, 0.5, 0.9))["p"], stats.beta(2, 5).ppf([0.1, 0.5, 0.9]), atol=1e-3)
@@ -247,18 +240,6 @@ def test_zero_terminal_snr_is_drawn(tmp_path):
     assert np.isinf(recipe.log_snr[-1])
     assert np.isfinite(recipe.pw).all()
     assert recipe.plot(tmp_path / "zero.png").stat().st_size > 1000
-
-
-def test_preview_equals_the_weighting_itself():
-    process, weighting = DDPM.cosine(), WEIGHTINGS["p2"]()
-    curves = preview(LogitNormal(process), weighting, process)
-    w = weighting(Objective(process), torch.from_numpy(curves.u).float()).double().numpy()
-    np.testing.assert_allclose(curves.w / w, (curves.w / w)[0], rtol=1e-5)
-
-
-@pytest.mark.parametrize("process", [Flow(), EDM()])
-def test_without_an_objective_other_samplers_are_shown_with_weights_of_the_eps_loss(process):
-    np.testing.assert_allclose(preview(Uniform(process), None, process).w, 1.0, rtol=1e-6)
 
 
 def test_a_learning_sampler_is_shown_with_what_it_takes_the_model_to_predict():

@@ -7,11 +7,9 @@ import torch
 from sklearn.datasets import load_sample_images
 
 from noisewise.metrics import weights
-from noisewise.metrics.features import features
+from noisewise.metrics.features import features, pytorch_fid
 from noisewise.metrics.inception import Inception
-from noisewise.metrics.preprocess import pytorch_fid
-from noisewise.metrics.torchscript import read_torchscript
-from noisewise.metrics.weights import check_sum, find_weights, load_inception, read_weights
+from noisewise.metrics.weights import check_sum, find_weights, load_inception, read_torchscript, read_weights
 
 try:
     PACKAGED = find_weights()

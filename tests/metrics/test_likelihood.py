@@ -10,7 +10,7 @@ from torch.distributions import Normal, kl_divergence
 
 from noisewise.data import Synthetic
 from noisewise.data.source import ArraySource
-from noisewise.generation.solvers.path import Level
+from noisewise.generation.solver_methods import Level
 from noisewise.generation.spacing import default_spacing, grid
 from noisewise.metrics.likelihood import decoder_nats, model_variance, prior_kl, step_kl, variational_bound
 from noisewise.processes import DDPM, EDM, VE, VP, Flow

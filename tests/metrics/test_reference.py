@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 
 from noisewise.metrics.digits_features import digits_features, load_digits_classifier
 from noisewise.metrics.features import features
-from noisewise.metrics.moments import Moments
-from noisewise.metrics.reference import Key, cache_folder, fingerprint, load_reference, reference
+from noisewise.metrics.frechet import Moments
+from noisewise.metrics.reference import Key, cache_folder, load_reference, reference
 from tests.metrics.sets import digits
 
 NETWORK, NAME = load_digits_classifier()
@@ -106,15 +106,6 @@ def test_the_cache_is_where_the_user_keeps_caches(tmp_path, monkeypatch):
     assert cache_folder() == tmp_path / "home" / ".cache" / "noisewise"
 
 
-def test_a_fingerprint_is_of_the_images_and_not_of_their_batches():
-    images = digits()[:30]
-    assert fingerprint(images) == fingerprint(images.split(7)) == fingerprint(iter(images.split(30)))
-    assert (
-        len({fingerprint(images), fingerprint(images[:29]), fingerprint(images.flip(0)), fingerprint(images.mT[:, :, :4])}) == 4
-    )
-    assert fingerprint(images) != fingerprint(images.view(30, 1, 4, 16))
-
-
 def test_progress_counts_images():
     told = []
     features(digits()[:50].split(20), NETWORK, "digits", batch=15, progress=told.append)
@@ -128,7 +119,3 @@ def test_bad_input_says_what_is_wrong(tmp_path):
         reference(digits()[:5], Key("digits", NAME, "resize"), NETWORK, folder=tmp_path)
     with pytest.raises(ValueError, match="batch must be >= 1"):
         features(digits()[:5], NETWORK, "digits", batch=0)
-    with pytest.raises(TypeError, match="uint8"):
-        fingerprint(torch.zeros(1, 1, 8, 8))
-    with pytest.raises(ValueError, match="one shape"):
-        fingerprint([digits()[:1], torch.zeros(1, 3, 8, 8, dtype=torch.uint8)])

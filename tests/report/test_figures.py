@@ -20,16 +20,30 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from noisewise.generation.image_grid import grid
+from noisewise.generation.images import grid
 from noisewise.looking.palette import COLOURS, GREY, methods_named
 from noisewise.metrics.optimal_loss import FILE, optimal_loss, save_optimal_loss
 from noisewise.report import page, write_figures, write_report
-from noisewise.report.charts import Chart, Line, Point, loss_charts, quality_charts, thinned, training_charts
+from noisewise.report.charts import (
+    Chart,
+    HeatMap,
+    Line,
+    Panel,
+    Point,
+    doublings,
+    heat_map,
+    log_snr_of,
+    log_snr_ticks,
+    loss_charts,
+    quality_charts,
+    regular,
+    scale_texts,
+    thinned,
+    training_charts,
+)
 from noisewise.report.figures import DENSITY, GRID, INK, SOFT, STYLE, all_figures, draw_chart, folded, panel_rows, tick_text
-from noisewise.report.heat import HeatMap, Panel, doublings, heat_map, log_snr_of, log_snr_ticks, regular, scale_texts
-from noisewise.report.html import number
+from noisewise.report.html import chart_svg, number, panel_svg
 from noisewise.report.subject import Subject, read_subject
-from noisewise.report.svg import chart_svg, panel_svg
 from noisewise.report.thumbnails import Picture, corner, encoded, read_pixels
 from tests.study.made import SHAPE, compared, curve, planted
 

@@ -14,11 +14,11 @@ from PIL import Image
 
 from noisewise.commands import cli
 from noisewise.report import write_report
+from noisewise.report.opening import verdicts
 from noisewise.report.page import render
-from noisewise.report.settings import command, differences
 from noisewise.report.subject import Subject, read_subject
+from noisewise.report.tables import command, differences
 from noisewise.report.thumbnails import pictures_of
-from noisewise.report.wording import verdicts
 from noisewise.study.outcome import Failure, Plan
 from noisewise.study.results import write_results
 from noisewise.training.options import as_yaml
@@ -257,101 +257,56 @@ def test_pictures_that_cannot_be_read_or_lie_elsewhere_are_left_out(tmp_path):
     assert len([found for tag, found in Reader(page).tags if tag == "img"]) == 8 - 2
 
 
-def write_run(folder, metrics=""):
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(as_yaml(tiny()))
-    (folder / "metrics.jsonl").write_text(metrics)
+def run_of(*rows, **files):
+    """What makes a run's folder with these rows of metrics, and other files."""
+
+    def make(folder):
+        folder.mkdir()
+        lines = "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows)
+        for name, text in {"config.yaml": as_yaml(tiny()), "metrics.jsonl": lines, **files}.items():
+            (folder / name).write_text(text)
+
+    return make
 
 
-def no_folder(folder):
-    pass
+def plan_of(*runs, change=("", "")):
+    """What makes a comparison of these runs, and then changes its file."""
+
+    def make(folder):
+        Plan("name", "uniform", "10it", (1.0,), 10, runs).write(folder)
+        (folder / "comparison.json").write_text((folder / "comparison.json").read_text().replace(*change))
+
+    return make
 
 
-def nothing(folder):
-    folder.mkdir()
-
-
-def no_rows(folder):
-    write_run(folder)
-
-
-def other_settings(folder):
-    write_run(folder)
-    (folder / "config.yaml").write_text("future: 1\n")
-
-
-def other_rows(folder):
-    write_run(folder, json.dumps({"kind": "evaluation", "share": 1.0, "score": 3}) + "\n")
-
-
-def line_that_is_no_row(folder):
-    write_run(folder, "[1, 2]\n")
-
-
-def row_without_a_step(folder):
-    write_run(folder, json.dumps({"loss": 1.0}) + "\n")
-
-
-def evaluation_of_nothing(folder):
-    planted_row = {"kind": "evaluation", "share": 1.0, "step": 1, "seconds": 1.0, "images": 2, "metric": None, "distance": None}
-    write_run(folder, json.dumps({**planted_row, "held_out": []}) + "\n")
-
-
-def distance_in_words(folder):
-    planted_row = {"kind": "evaluation", "share": 1.0, "step": 1, "seconds": 1.0, "images": 2, "metric": "fid"}
-    write_run(folder, json.dumps({**planted_row, "distance": "far", "held_out": [1.0]}) + "\n")
-
-
-def torn_failure(folder):
-    write_run(folder)
-    (folder / "failure.json").write_text('{"message": ')
-
-
-def budget_that_is_a_number(folder):
-    Plan("name", "uniform", "10it", (1.0,), 10, ("a",)).write(folder)
-    (folder / "comparison.json").write_text((folder / "comparison.json").read_text().replace('"10it"', "10"))
-
-
-def other_format(folder):
-    Plan("name", "uniform", "10it", (1.0,), 10, ("a",)).write(folder)
-    (folder / "comparison.json").write_text((folder / "comparison.json").read_text().replace('"format": 1', '"format": 99'))
-
-
-def no_runs(folder):
-    Plan("name", "uniform", "10it", (1.0,), 10).write(folder)
-
-
-def none_begun(folder):
-    Plan("name", "uniform", "10it", (1.0,), 10, ("a", "b")).write(folder)
-
-
+EVALUATION = {"kind": "evaluation", "share": 1.0, "step": 1, "seconds": 1.0, "images": 2, "metric": "fid", "distance": None}
 BAD = {
-    no_folder: "is no folder",
-    nothing: "neither a comparison",
-    no_rows: "the run has not written metrics",
-    other_settings: "another version of noisewise",
-    other_rows: "another version of noisewise",
-    line_that_is_no_row: "metrics.jsonl cannot be read",
-    row_without_a_step: "metrics.jsonl cannot be read",
-    evaluation_of_nothing: "metrics.jsonl cannot be read",
-    distance_in_words: "its distance is 'far'",
-    torn_failure: "failure.json cannot be read",
-    budget_that_is_a_number: "its budget is 10",
-    other_format: "this version of noisewise reads 1",
-    no_runs: "is an empty comparison",
-    none_begun: "none of its 2 runs has begun",
+    "no folder": (lambda folder: None, "is no folder"),
+    "nothing": (lambda folder: folder.mkdir(), "neither a comparison"),
+    "no rows": (run_of(), "the run has not written metrics"),
+    "other settings": (run_of(**{"config.yaml": "future: 1\n"}), "another version of noisewise"),
+    "other rows": (run_of({"kind": "evaluation", "share": 1.0, "score": 3}), "another version of noisewise"),
+    "a line that is no row": (run_of("[1, 2]\n"), "metrics.jsonl cannot be read"),
+    "a row without a step": (run_of({"loss": 1.0}), "metrics.jsonl cannot be read"),
+    "an evaluation of nothing": (run_of({**EVALUATION, "held_out": []}), "metrics.jsonl cannot be read"),
+    "a distance in words": (run_of({**EVALUATION, "distance": "far", "held_out": [1.0]}), "its distance is 'far'"),
+    "a torn failure": (run_of(**{"failure.json": '{"message": '}), "failure.json cannot be read"),
+    "a budget that is a number": (plan_of("a", change=('"10it"', "10")), "its budget is 10"),
+    "another format": (plan_of("a", change=('"format": 1', '"format": 99')), "this version of noisewise reads 1"),
+    "no runs": (plan_of(), "is an empty comparison"),
+    "none begun": (plan_of("a", "b"), "none of its 2 runs has begun"),
 }
 
 
-@pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
-def test_bad_input_gets_a_clear_message_and_leaves_the_old_report(tmp_path, make, capsys):
+@pytest.mark.parametrize(("make", "message"), BAD.values(), ids=BAD)
+def test_bad_input_gets_a_clear_message_and_leaves_the_old_report(tmp_path, make, message, capsys):
     folder, out = tmp_path / "given", tmp_path / "report.html"
     make(folder)
     out.write_text("the old one")
     before = sorted(tmp_path.rglob("*"))
     assert cli.main(["report", str(folder), "--out", str(out), "--figures", str(tmp_path / "figures")]) == 1
     said = capsys.readouterr().err
-    assert BAD[make] in said
+    assert message in said
     assert "Traceback" not in said
     assert out.read_text() == "the old one"
     assert sorted(tmp_path.rglob("*")) == before

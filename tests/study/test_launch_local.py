@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from noisewise.study.job import Status
-from noisewise.study.launch.local import Local, gpu_of, groups, size_in_bytes, take_turns
-from noisewise.study.launch.process import Share, Worker, cause_of_death
+from noisewise.study.launch.local import Local, Share, Worker, cause_of_death, gpu_of, groups, size_in_bytes, take_turns
 from noisewise.study.outcome import read_outcome
 from noisewise.study.worker import work
 from noisewise.training.components import build_parts

@@ -9,8 +9,7 @@ from diffusers import AutoencoderKL
 from noisewise.commands.cli import main
 from noisewise.data import open_data
 from noisewise.data.encoding import encode
-from noisewise.generation.decoding import make_decoder
-from noisewise.generation.images import to_uint8
+from noisewise.generation.images import make_decoder, to_uint8
 from noisewise.generation.run_samples import run_samples
 from noisewise.generation.solvers import Solver
 from noisewise.metrics.digits_features import digits_features
@@ -20,6 +19,7 @@ from noisewise.study.outcome import read_comparison, read_outcome
 from noisewise.study.worker import work
 from noisewise.training.config import DataConfig, EvaluationConfig
 from noisewise.training.run import Run
+from tests.data.small_autoencoder import SMALL
 from tests.metrics.sets import digits
 from tests.study.fateful import jobs_in
 from tests.training.tiny import DIT, tiny
@@ -36,17 +36,8 @@ def latents(tmp_path_factory):
     """A folder of latents of the digits, with both splits."""
     root = tmp_path_factory.mktemp("latents")
     torch.manual_seed(0)
-    AutoencoderKL(
-        in_channels=1,
-        out_channels=1,
-        latent_channels=4,
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(8, 8),
-        norm_num_groups=4,
-        layers_per_block=1,
-        scaling_factor=0.7,
-    ).save_pretrained(root / "autoencoder")
+    small = AutoencoderKL(in_channels=1, out_channels=1, latent_channels=4, scaling_factor=0.7, **SMALL)
+    small.save_pretrained(root / "autoencoder")
     for split in ("train", "test"):
         encode(open_data("digits", split=split), str(root / "autoencoder"), root / "data" / split)
     return root / "data"

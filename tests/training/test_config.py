@@ -3,8 +3,6 @@
 import copy
 import os
 import re
-import subprocess
-import sys
 from dataclasses import fields, is_dataclass, replace
 
 import pytest
@@ -162,18 +160,6 @@ def test_a_preset_is_the_same_after_printing(name, tmp_path, capsys):
     assert load_config(tmp_path / "printed.yaml") == load_preset(name)
     (tmp_path / "ours.yaml").write_text(as_yaml(load_preset(name)))
     assert load_config(tmp_path / "ours.yaml") == load_preset(name)
-
-
-def test_the_command_line_prints_what_it_reads(tmp_path):
-    def printed(*arguments):
-        command = [sys.executable, "-m", "noisewise", "train", *arguments, "--print-config"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-
-    first = printed("--preset", "digits", "--steps", "5", "--model.options.channels", "32")
-    assert yaml.safe_load(first)["steps"] == 5
-    (tmp_path / "printed.yaml").write_text(first)
-    assert printed("--config", str(tmp_path / "printed.yaml")) == first
-    assert load_config(tmp_path / "printed.yaml") == load_preset("digits", "--steps=5", "--model.options.channels=32")
 
 
 @pytest.mark.parametrize("name", ["nothing", "", "../config", "digits.yaml", "Digits"])

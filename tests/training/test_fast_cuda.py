@@ -8,7 +8,7 @@ from accelerate.state import AcceleratorState
 from torch import nn
 from torch.nn import functional as F
 
-from noisewise.analysis.trial import rewound
+from noisewise.analysis.moments_of_training import rewound
 from noisewise.data import Synthetic
 from noisewise.models.unet import UNet
 from noisewise.training import checkpoint

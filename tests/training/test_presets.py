@@ -7,7 +7,7 @@ import yaml
 import noisewise
 from noisewise.commands.cli import main
 from noisewise.data import SOURCES, open_data
-from noisewise.generation.planned import evaluation_solver, quick_solver
+from noisewise.generation.run_samples import evaluation_solver, quick_solver
 from noisewise.models import build_model
 from noisewise.objective import Objective
 from noisewise.spec import build_process

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from noisewise.metrics.digits_features import load_digits_classifier
-from noisewise.metrics.moments import Moments
+from noisewise.metrics.frechet import Moments
 from noisewise.metrics.reference import Key, reference
 from tests.metrics.sets import digits, gaussian
 from tests.workers.contracts import finish

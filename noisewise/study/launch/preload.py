@@ -9,7 +9,7 @@ import signal
 import torch._dynamo
 import torch.distributed.tensor  # noqa: F401
 
-import noisewise.study.launch.process
+import noisewise.study.launch.local
 import noisewise.study.worker  # noqa: F401
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -56,7 +56,7 @@ class FusedMove:
 
     def __call__(self, norm: Tensor, finite: Tensor, blend: float | Tensor) -> None:
         """Move all, given the gradients' norm, whether the step is made, and the share by which averages move."""
-        from noisewise.training.fast import kernels_update as kernels
+        from noisewise.training.fast import kernels
 
         blend = blend if isinstance(blend, Tensor) else self.lr.new_full((), blend)
         count = len(self.rows)

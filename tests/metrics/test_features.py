@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from noisewise.generation.images import to_uint8
-from noisewise.metrics.preprocess import PREPROCESSING, clean_fid, find_preprocessing, pytorch_fid
+from noisewise.metrics.features import PREPROCESSING, clean_fid, find_preprocessing, pytorch_fid
 from noisewise.precision import full_float32
 
 

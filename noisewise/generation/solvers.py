@@ -1,4 +1,20 @@
-"""A solver with all its settings, and the one line of text that names it: "ddim:steps=50,eta=0.5,spacing=quadratic"."""
+"""Numerical solvers that turn noise into samples, for every process, prediction and spacing.
+
+Ours, because diffusers' schedulers know DDPM's timesteps and their own flow only, hold state between steps, and draw their own
+noise: here one path serves all processes, and image i depends on the seed and on i alone. Tests compare the two.
+
+======  ============================================================  ===========================================
+name    method                                                        options
+======  ============================================================  ===========================================
+ddpm    ancestral sampling                                            variance = fixed_small, fixed_large
+ddim    deterministic to ancestral                                    eta = 0 to 1
+euler   first order, deterministic; the same numbers as ddim          none
+dpmpp   DPM-Solver++ 2M, second order, one evaluation a step          order = 1, 2
+heun    second order, two evaluations a step, noise put back if told  S_churn, S_min, S_max, S_noise
+======  ============================================================  ===========================================
+
+A `Solver` has all its settings, and one line of text names it: "ddim:steps=50,eta=0.5,spacing=quadratic".
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -8,14 +24,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisewise.generation.solvers.methods import DDIM, Ancestral, DPMSolverPP, Euler, Heun
-from noisewise.generation.solvers.path import Denoise, Path, check_levels, start
+from noisewise.generation.solver_methods import (
+    DDIM,
+    Ancestral,
+    Denoise,
+    DPMSolverPP,
+    Euler,
+    Heun,
+    Level,
+    Path,
+    check_levels,
+    start,
+)
 from noisewise.generation.spacing import RHO, check_spacing, default_spacing, grid
 from noisewise.processes import EDM, VE, Flow, Process
 from noisewise.spec import SpecError, parse
 from noisewise.suggest import unknown
 
 Method = Callable[[Path, Tensor], Iterator[Tensor]]
+
+__all__ = ["SOLVERS", "Denoise", "Level", "Solver", "default_solver", "solve", "start"]
 
 SOLVERS: dict[str, type[Ancestral | DDIM | Euler | DPMSolverPP | Heun]] = {
     "ddpm": Ancestral,
