@@ -39,6 +39,7 @@ MADE: dict[str, Callable[..., str]] = {
     "v2-map": long.what_pictures_want,
     "v2-branches": long.branches,
     "v2-losses": long.losses_by_tenth,
+    "v2-noise": long.noise_of_draws,
     # digits
     "digits-strata": digits.strata,
     "digits-screen": digits.screen,

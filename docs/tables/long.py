@@ -1,9 +1,12 @@
 """The long protocol, `cifar10-v2`: distances at every mark, and the map of what pictures want."""
 
+import csv
 import math
 from typing import Any
 
-from . import rows, table
+import numpy as np
+
+from . import RESULTS, rows, table
 
 
 def runs() -> str:
@@ -45,6 +48,30 @@ def losses_by_tenth(plan: str) -> str:
         ratios = zip(tenths(row["held_out"]), tenths(known[row["step"]]), strict=True)
         lines.append([f"`{name}`", f"{row['step']:,}", *(f"{mine / other:.3f}" for mine, other in ratios)])
     return table(["run", "steps", *(f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in range(10))], lines)
+
+
+def noise_of_draws() -> str:
+    """Noise of a step on the digits for densities of one objective, Min-SNR's, from the measured gradients of samples."""
+    with (RESULTS / "analysis_gradients.csv").open() as file:
+        found = [row for row in csv.DictReader(file) if row["step"] == "800"]
+    loss, norm, log_snr = (np.array([float(row[name]) for row in found]) for name in ("loss", "rms_norm", "log_snr"))
+    weight = np.minimum(1, 5 / np.exp(log_snr))
+    densities = {
+        "uniform": (np.ones_like(loss), 0.0),
+        "w √L": (weight * loss**0.5, 0.0),
+        "w |g|, the best there is": (weight * norm, 0.0),
+    }
+    densities |= {
+        f"w L, floor {floor}" + ", the default" * (floor == 0.35): (weight * loss, floor) for floor in (0.35, 0.2, 0.05)
+    }
+    noise = {name: mean_noise(weight * norm, mass, floor) for name, (mass, floor) in densities.items()}
+    lines = [[name, f"{value / noise['uniform']:.2f}"] for name, value in sorted(noise.items(), key=lambda one: one[1])]
+    return table(["drawn by", "noise over that of uniform draws"], lines)
+
+
+def mean_noise(size: "np.ndarray", mass: "np.ndarray", floor: float) -> float:
+    """The mean of size² / p, where p is the mass with a floor of uniform."""
+    return float((size**2 / ((1 - floor) * mass / mass.mean() + floor)).mean())
 
 
 def tenths(levels: list[float]) -> list[float]:
