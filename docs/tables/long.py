@@ -59,7 +59,7 @@ def noise_of_draws() -> str:
     densities = {
         "uniform": (np.ones_like(loss), 0.0),
         "w √L": (weight * loss**0.5, 0.0),
-        "w |g|, the best there is": (weight * norm, 0.0),
+        "w ‖g‖, the best there is": (weight * norm, 0.0),
     }
     densities |= {
         f"w L, floor {floor}" + ", the default" * (floor == 0.35): (weight * loss, floor) for floor in (0.35, 0.2, 0.05)
