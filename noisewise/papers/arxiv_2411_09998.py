@@ -103,7 +103,7 @@ CIFAR10 = {
     "paper": "--preset cifar10",
 }
 MEASURED = {
-    "toy": "--seeds 2 --images 500",
+    "toy": "--seeds 2 --images 500 --log.sample_steps 20",
     "small": "--seeds 2 --images 5000",
     "paper": "--seeds 1 --images 50000 --evaluation.quick_solver ddpm:steps=1000,variance=fixed_large",  # Table 6
 }
@@ -122,7 +122,7 @@ NEEDS = {"small": CIFAR10_NEEDS, "paper": CIFAR10_NEEDS}
 
 def millions(count: float) -> dict[str, int]:
     """The paper's steps, and what stands for them."""
-    return {"toy": round(1_000 * count), "small": round(10_000 * count), "paper": round(1_000_000 * count)}
+    return {"toy": round(600 * count), "small": round(10_000 * count), "paper": round(1_000_000 * count)}
 
 
 def trained(
@@ -349,7 +349,7 @@ def fig1_found(folder: Path) -> str:
 SIZES = {"toy": ("1", "3", "10", "100"), "small": ("1", "3", "10", "1000"), "paper": ("1", "3", "10", "1000")}
 FIG_7 = {  # at toy T is 100 and betas ten times as large, the same range of noise: all T levels are 100
     "toy": f"compare {CIFAR10['toy']} {MEASURED['toy']} --schedules linear:steps=100,beta_start=0.001,beta_end=0.2 "
-    "--budget 600it",
+    "--budget 400it",
     "small": f"compare {CIFAR10['small']} --seeds 1 --images 5000 --schedules linear --budget 10000it",
     "paper": f"compare {CIFAR10['paper']} {MEASURED['paper']} --schedules linear --budget 1000000it",
 }
@@ -425,7 +425,7 @@ def tables(*parts: tuple[str, Published, str]) -> Callable[[Path], list[Section]
     return lambda folder: [distances(folder / name, table, title) for name, table, title in parts]
 
 
-SHORT = "Ours are far shorter than the paper's runs at toy and small: its million steps are 1,000 and 10,000 there."
+SHORT = "Ours are far shorter than the paper's runs at toy and small: its million steps are 600 and 10,000 there."
 STUDIES = {
     "table1": Study(
         source="arXiv 2411.09998, Table 1",
@@ -456,7 +456,7 @@ STUDIES = {
                 "small": "about 20 min on one H200",
                 "paper": "weeks on one H200: 6 runs of 375,000 steps",
             },
-            trained(TABLE_2, LDM_SCHEDULE, "celebahq", {"toy": 900, "small": 9_000, "paper": 375_000}, CELEBAHQ),
+            trained(TABLE_2, LDM_SCHEDULE, "celebahq", {"toy": 450, "small": 9_000, "paper": 375_000}, CELEBAHQ),
             needs={
                 "small": CIFAR10_NEEDS,
                 "paper": "CelebA-HQ in data/celebahq-images, its latents in data/celebahq (noisewise encode, see the preset "
