@@ -14,11 +14,11 @@ from pathlib import Path
 
 from noisewise.commands.parser import Parser
 from noisewise.papers import SCALES, STUDIES, Study
-from noisewise.study.outcome import PLAN, read_comparison
+from noisewise.study.outcome import read_comparison
 from noisewise.suggest import closest
 from noisewise.training.run_folder import replace_file
 
-DONE = "command.txt"  # of a finished analysis, beside what it wrote
+DONE = "commands.txt"  # those that have come to their end in a folder
 
 
 def add_options(parser: Parser) -> None:
@@ -86,8 +86,8 @@ def finished(words: list[str], settings: list[str]) -> bool:
     if "--preset" in words:
         words = [*words[:-2], *settings, *words[-2:]]
     out, line = Path(words[-1]), shlex.join(words)
-    done = out / DONE
-    if words[0] == "analyze" and done.is_file() and done.read_text() == line:
+    done = (out / DONE).read_text().splitlines() if (out / DONE).is_file() else []
+    if line in done:
         return True
     print(f"\nnoisewise {line}", flush=True)
     if words[0] == "compare" and "digits" not in words:
@@ -95,17 +95,16 @@ def finished(words: list[str], settings: list[str]) -> bool:
 
         find_weights()  # or an hour of training would end without a FID
     status = run_command(whole_parser(), words)
-    if words[0] == "analyze":
-        replace_file(done, line)
-    elif status:
+    ended = {"finished"} if words[0] == "analyze" else endings(out)
+    if status and "unfinished" not in ended:
         raise RuntimeError(f"no run of {out} finished: see the reasons above")
-    return words[0] == "analyze" or complete(out)
+    if ended == {"finished"}:  # what failed is tried again the next time
+        replace_file(out / DONE, "\n".join([*done, line]) + "\n")
+    return "unfinished" not in ended
 
 
-def complete(folder: Path) -> bool:
-    """Whether every run of a comparison has ended, in whatever way."""
-    if not (folder / PLAN).is_file():
-        return False
+def endings(folder: Path) -> set[str]:
+    """How the runs of a comparison have ended: "finished", "failed", or "unfinished" for those that were stopped."""
     comparison = read_comparison(folder)
-    begun = {outcome.folder.name for outcome in comparison.outcomes if outcome.status != "unfinished"}
-    return begun >= set(comparison.plan.runs)
+    begun = {outcome.folder.name: outcome.status for outcome in comparison.outcomes}
+    return {begun.get(name, "unfinished") for name in comparison.plan.runs}
