@@ -343,7 +343,7 @@ def fig1(folder: Path) -> list[Section]:
 def fig1_found(folder: Path) -> str:
     days = [times[-1] for times in curves(folder / "linear").days(OURS).values()]
     end = ends(folder / "linear", TABLE_1["linear"], OURS)
-    return f"{OURS} takes {sum(days) / len(days):.2f} D for the baseline's steps, and ends at {end}"
+    return f"{OURS} takes {sum(days) / len(days):.2f} D for the baseline's steps; {end}"
 
 
 SIZES = {"toy": ("1", "3", "10", "100"), "small": ("1", "3", "10", "1000"), "paper": ("1", "3", "10", "1000")}
@@ -438,7 +438,7 @@ STUDIES = {
             QUADRATIC,
         ),
         sections=tables(*((name, table, f"{name} schedule") for name, table in TABLE_1.items())),
-        found=lambda folder: "; ".join(f"{name} {ends(folder / name, table, OURS)}" for name, table in TABLE_1.items()),
+        found=lambda folder: "; ".join(f"{name}: {ends(folder / name, table, OURS)}" for name, table in TABLE_1.items()),
         notes=(
             SHORT,
             "The caption says lowest so far, but DDPM on the quadratic schedule rises from 4.04 to 4.32.",
@@ -503,9 +503,7 @@ STUDIES = {
             trained(TABLE_4, "linear", "linear", millions(1.0)),
         ),
         sections=tables(("linear", TABLE_4, "Linear schedule")),
-        found=lambda folder: "; ".join(
-            f"{spec} {ends(folder / 'linear', TABLE_4, spec)}" for spec in ("gradient_variance", OURS)
-        ),
+        found=lambda folder: "; ".join(ends(folder / "linear", TABLE_4, spec) for spec in ("gradient_variance", OURS)),
         notes=(SHORT, "Runs that Table 1 has made are not made again."),
     ),
     "fig1": Study(

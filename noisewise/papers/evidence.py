@@ -118,8 +118,8 @@ def ends(folder: Path, published: Published, spec: str) -> str:
         return f"{spec} has not finished"
     known = {one: value for one, value in ours.items() if value is not None}
     return (
-        f"{known[spec]:.2f} of {found.comparison.plan.baseline}'s, {_place(known, spec)} (paper {paper[spec]:.2f}, "
-        f"{_place(paper, spec)})"
+        f"{spec} ends at {known[spec]:.2f} times {found.comparison.plan.baseline}'s {metric_label(found.metric)}, "
+        f"{_place(known, spec)} (paper {paper[spec]:.2f}, {_place(paper, spec)})"
     )
 
 

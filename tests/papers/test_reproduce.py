@@ -1,4 +1,4 @@
-"""`noisewise reproduce`: every item at toy, with far less to do; what its page holds, and that it goes on where it was stopped."""
+"""`noisewise reproduce`: every item at toy with far less to do, what its page holds, and that it goes on where it stopped."""
 
 import json
 import re
