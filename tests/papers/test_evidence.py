@@ -3,7 +3,7 @@
 import pytest
 
 from noisewise.papers.arxiv_2411_09998 import TABLE_1
-from noisewise.papers.evidence import Published, at_most, curves, distances, ends, ordinal, published_time, relative_time
+from noisewise.papers.evidence import Published, curves, distances, ends, ordinal, published_time, relative_time, value_at
 from tests.study.made import curve, planted
 
 PAPER = Published(
@@ -58,10 +58,11 @@ def test_one_day_is_the_whole_run_of_the_baseline(folder):
     assert [line.points[-1].x for line in section.charts[0].lines] == pytest.approx([1.0, 1.5])
 
 
-def test_there_is_no_value_before_the_first_evaluation():
-    assert at_most([0.5, 1.0], [2.0, 1.0], 0.4) is None
-    assert at_most([0.5, 1.0], [2.0, 1.0], 0.9) == 2.0
-    assert at_most([0.5, 1.0], [2.0, float("nan")], 1.0) is None
+def test_there_is_no_value_before_the_first_evaluation_and_a_straight_line_between_two():
+    assert value_at([0.5, 1.0], [2.0, 1.0], 0.4) is None
+    assert value_at([0.5, 1.5], [2.0, 1.0], 1.0) == 1.5
+    assert value_at([0.5, 0.9], [2.0, 1.0], 1.0) == 1.0
+    assert value_at([0.5, 1.0], [2.0, float("nan")], 1.0) is None
 
 
 def test_the_papers_curve_ends_at_its_own_time():
