@@ -22,6 +22,7 @@ class Table:
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
+    lowest: Sequence[int] = ()  # columns whose lowest number stands out
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def distances(folder: Path, published: Published, title: str) -> Section:
     """The paper's table with ours beside it."""
     found = curves(folder)
     steps = [one.step for one in next(iter(found.baseline.values())).evaluations]
-    paper, ratio = published.ends(), "last over the first row's"
+    paper, ratio = published.ends(), f"last over {next(iter(published.rows)).partition(',')[0]}'s"
     heads = ["", *(f"paper, {name}" for name in published.columns.split(",")), *(f"ours, {step:,}" for step in steps)]
     heads += [f"paper: {ratio}", f"ours: {ratio}, each seed"]
     rows = []
@@ -109,7 +109,7 @@ def distances(folder: Path, published: Published, title: str) -> Section:
     )
     if found.metric is None:
         note += " No distance of images was measured: the held-out loss stands in for it."
-    return Section(title, [Table(heads, rows, note)])
+    return Section(title, [Table(heads, rows, note, range(1, len(heads) - 2))])
 
 
 def ends(folder: Path, published: Published, spec: str) -> str:
@@ -221,7 +221,8 @@ def moments(rows: Sequence[Row]) -> dict[int, list[Row]]:
 
 
 def number(value: float) -> str:
-    """Three or four digits, whatever the size."""
+    """Three digits or more, whatever the size."""
     if not isfinite(value):
         return "not finite"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}"
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3g}"

@@ -4,6 +4,7 @@ import base64
 import json
 import shlex
 from html import escape
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def render(name: str, study: Study, scale: str, folder: Path, sections: list[Sec
         [
             "<main>",
             f'<header><p class="eyebrow">noisewise reproduce {escape(name)}</p><h1>{escape(study.title)}</h1>',
-            table(["", ""], [_said("The paper", study.says), _said("Ours", found)], "words", [True, True]),
+            _said("The paper", study.says),
+            _said("Ours", found),
             f'<ul class="said">{said}</ul><dl class="facts">{pairs}</dl></header>',
             *(part.section() for part in parts),
             f'<script type="application/json" id="data">{as_json(data)}</script>',
@@ -69,15 +71,18 @@ def render(name: str, study: Study, scale: str, folder: Path, sections: list[Sec
 
 
 def _said(who: str, what: str) -> str:
-    return f'<tr><th scope="row">{escape(who)}</th><td class="left">{escape(what)}</td></tr>'
+    return f'<p class="eyebrow">{escape(who)}</p><p class="finding">{escape(what)}</p>'
 
 
 def _part(section: Section, name: str) -> Part:
     html = []
     for one in section.tables:
+        best = {(_lowest([row[column] for row in one.rows]), column) for column in one.lowest}
         rows = [
-            f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
-            for row in one.rows
+            f'<tr><th scope="row">{escape(row[0])}</th>'
+            + "".join(f"<td>{_cell(cell, (i, column) in best)}</td>" for column, cell in enumerate(row[1:], 1))
+            + "</tr>"
+            for i, row in enumerate(one.rows)
         ]
         html.append(table(one.heads, rows, "results", [True]) + (f'<p class="note">{escape(one.note)}</p>' if one.note else ""))
     charts, data = _charts(list(section.charts), name)
@@ -87,6 +92,16 @@ def _part(section: Section, name: str) -> Part:
         for what, path in section.pictures.items()
     ]
     return Part(name, section.title, "".join([charts, *html, *pictures]), data)
+
+
+def _cell(text: str, best: bool) -> str:
+    return f"<b>{escape(text)}</b>" if best else escape(text)
+
+
+def _lowest(cells: list[str]) -> int:
+    """Where the lowest number of a column stands."""
+    values = [float(cell.replace(",", "")) if cell[:1].isdigit() else inf for cell in cells]
+    return values.index(min(values))
 
 
 def _charts(charts: list[Chart], prefix: str) -> tuple[str, dict[str, Any]]:

@@ -27,9 +27,9 @@ def folder(tmp_path):
 
 def test_the_lowest_so_far_is_shown_where_the_paper_shows_it(folder):
     row = distances(folder, PAPER, "").tables[0].rows[0]
-    assert row == ["DDPM (uniform)", "8.0", "6.0", "4.00", "9", "6.5", "6.5", "1.00", "1.00 / 1.00"]
+    assert row == ["DDPM (uniform)", "8.0", "6.0", "4.00", "9.00", "6.50", "6.50", "1.00", "1.00 / 1.00"]
     plain = Published(PAPER.columns, PAPER.at, PAPER.rows)
-    assert distances(folder, plain, "").tables[0].rows[0][4:7] == ["9", "6.5", "8"]
+    assert distances(folder, plain, "").tables[0].rows[0][4:7] == ["9.00", "6.50", "8.00"]
 
 
 def test_ratios_are_to_the_baseline_with_the_same_seed(folder):
@@ -52,8 +52,8 @@ def test_one_day_is_the_whole_run_of_the_baseline(folder):
     section = relative_time(folder, {"uniform": "baseline", "minsnr": "ours", "p2": "missing"}, "")
     baseline, ours, missing = section.tables[0].rows
     assert baseline[1] == "1.00"
-    assert (ours[1], ours[2]) == ("1.50", "4.5")
-    assert (ours[4], ours[5]) == ("9", f"{9 / 6:.2f} / {9 / 7:.2f}")  # by 1D it had made two thirds of its steps
+    assert (ours[1], ours[2]) == ("1.50", "4.50")
+    assert (ours[4], ours[5]) == ("9.00", f"{9 / 6:.2f} / {9 / 7:.2f}")  # by 1D it had made two thirds of its steps
     assert set(missing[1:]) == {"–"}
     assert [line.points[-1].x for line in section.charts[0].lines] == pytest.approx([1.0, 1.5])
 
@@ -66,10 +66,10 @@ def test_there_is_no_value_before_the_first_evaluation_and_a_straight_line_betwe
 
 
 def test_the_papers_curve_ends_at_its_own_time():
-    chart = published_time(TABLE_1["linear"], {"Ours": 1.5}, "")
+    chart = published_time(TABLE_1["linear"], {"Adaptive": 1.5}, "")
     last = {line.method.name: (line.points[-1].x, line.points[-1].y) for line in chart.lines}
     assert last["DDPM"] == (1.0, 3.19)
-    assert last["Ours"] == (1.5, 2.94)
+    assert last["Adaptive"] == (1.5, 2.94)
 
 
 def test_no_finished_run_is_an_error_that_names_the_folder(tmp_path):

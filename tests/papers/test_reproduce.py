@@ -92,7 +92,7 @@ class Balance(HTMLParser):
             assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if self.open and self.open[-1] in ("td", "th"):
+        if self.open and self.open[-1] in ("td", "th", "b", "p"):
             self.cells.append(data)
 
 
