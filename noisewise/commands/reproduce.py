@@ -60,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
 
 def listed(scale: str) -> str:
     """All studies, at one scale."""
-    lines = [f"{scale}: {SCALES[scale]}. Other scales: {', '.join(one for one in SCALES if one != scale)}.", ""]
+    others = ", ".join(one for one in SCALES if one != scale)
+    estimated = "" if scale == "toy" else " Times are estimates."
+    lines = [f"{scale}: {SCALES[scale]}.{estimated} Other scales: {others}.", ""]
     for name, study in STUDIES.items():
         made = study.scales[scale]
         lines += [f"{name:<12} {study.title} ({study.source})", f"{'':<12} takes {made.takes}"]

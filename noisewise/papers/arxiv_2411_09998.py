@@ -443,7 +443,11 @@ STUDIES = {
         title="Six methods on three schedules of CIFAR-10",
         says="the adaptive sampler ends lowest on all three: 2.94, 3.00 and 2.95, against 3.19, 3.14 and 3.01 of uniform",
         scales=at_each(
-            {"toy": "minutes on two cores", "small": "about an hour on one H200", "paper": "about two weeks on one H200"},
+            {
+                "toy": "half an hour on two busy cores",
+                "small": "an hour on one H200",
+                "paper": "two weeks on one H200",
+            },
             LINEAR,
             COSINE,
             QUADRATIC,
@@ -463,8 +467,8 @@ STUDIES = {
         says="the adaptive sampler is behind P2 and Min-SNR after 100 epochs and lowest after 300: 6.62 against 8.72 of LDM",
         scales=at_each(
             {
-                "toy": "minutes on two cores",
-                "small": "about 20 min on one H200",
+                "toy": "12 min on two busy cores",
+                "small": "20 min on one H200",
                 "paper": "weeks on one H200: 6 runs of 375,000 steps",
             },
             trained(TABLE_2, LDM_SCHEDULE, "celebahq", {"toy": 450, "small": 9_000, "paper": 375_000}, CELEBAHQ),
@@ -487,8 +491,8 @@ STUDIES = {
         says="the adaptive sampler with Min-SNR is lower at every moment: 4.33 against 4.54 after 1.0M steps",
         scales=at_each(
             {
-                "toy": "minutes on two cores",
-                "small": "about 15 min on one H200",
+                "toy": "3 min on two busy cores",
+                "small": "15 min on one H200",
                 "paper": "weeks on one H200: 2 runs of 1.0M steps",
             },
             trained(TABLE_3, "cosine", "imagenet", millions(1.0), IMAGENET),
@@ -510,7 +514,11 @@ STUDIES = {
         title="Sampling in proportion to gradient variance",
         says="sampling by gradient variance fails: 11.3 after 1.0M steps, against 2.94",
         scales=at_each(
-            {"toy": "minutes on two cores", "small": "about 15 min on one H200", "paper": "about 2 days on one H200"},
+            {
+                "toy": "6 min on two busy cores",
+                "small": "15 min on one H200",
+                "paper": "2 days on one H200",
+            },
             trained(TABLE_4, "linear", "linear", millions(1.0)),
         ),
         sections=tables(("linear", TABLE_4, "Linear schedule")),
@@ -522,7 +530,12 @@ STUDIES = {
         title="FID against relative time",
         says="the adaptive sampler begins slower than the heuristics, is better within 1D and far lower by 1.2D",
         scales=at_each(
-            {"toy": "minutes on two cores", "small": "about 30 min on one H200", "paper": "about a week on one H200"}, LINEAR
+            {
+                "toy": "10 min on two busy cores",
+                "small": "30 min on one H200",
+                "paper": "a week on one H200",
+            },
+            LINEAR,
         ),
         sections=fig1,
         found=fig1_found,
@@ -539,7 +552,11 @@ STUDIES = {
         says="the variance is far higher at early timesteps on all schedules, up to a hundredfold, and stays so; the loss "
         "falls faster at later ones",
         scales=at_each(
-            {"toy": "minutes on two cores", "small": "about 30 min on one H200", "paper": "about a day on one H200"},
+            {
+                "toy": "2 min on two busy cores",
+                "small": "30 min on one H200",
+                "paper": "a day on one H200",
+            },
             *(gradients("fig2", schedule, "uniform", "plain") for schedule in ALL),
         ),
         sections=fig2,
@@ -554,7 +571,11 @@ STUDIES = {
         title="What training timesteps 0 to 200 alone does to the others",
         says="the loss of untrained timesteps rises far more than that of trained ones falls",
         scales=at_each(
-            {"toy": "minutes on two cores", "small": "about 10 min on one H200", "paper": "about an hour on one H200"},
+            {
+                "toy": "a minute on two busy cores",
+                "small": "10 min on one H200",
+                "paper": "an hour on one H200",
+            },
             {
                 scale: f"analyze interdependence {CIFAR10[scale]} --process linear --sampler uniform --range 0,{TRAINED} "
                 f"--strata 5 {more} --out OUT/fig4"
@@ -574,7 +595,11 @@ STUDIES = {
         title="Which timesteps each method samples",
         says="the adaptive sampler changes what it samples through training; the heuristics do not",
         scales=at_each(
-            {"toy": "minutes on two cores", "small": "seconds after fig1", "paper": "seconds after fig1"},
+            {
+                "toy": "10 min on two busy cores, seconds after fig1",
+                "small": "half an hour on one H200, seconds after fig1",
+                "paper": "about a week on one H200, seconds after fig1",
+            },
             LINEAR,
             same(f"analyze density --run {' '.join(f'OUT/linear/runs/linear-{spec}-0' for spec in NAMES)} --out OUT/fig5"),
         ),
@@ -588,7 +613,11 @@ STUDIES = {
         says="with the bound the last timesteps of the cosine schedule have large losses and variances; the sampler draws low "
         "timesteps on linear, low and high ones on cosine",
         scales=at_each(
-            {"toy": "minutes on two cores", "small": "about an hour on one H200", "paper": "about a week on one H200"},
+            {
+                "toy": "10 min on two busy cores, 3 after table1",
+                "small": "an hour on one H200",
+                "paper": "a week on one H200",
+            },
             *(gradients("fig6", schedule, "uniform+vlb", "vlb") for schedule in ALL[:2]),
             trained(TABLE_1["linear"], "linear", "linear", millions(1.0), only=("uniform", OURS)),
             trained(TABLE_1["cosine"], "cosine", "cosine", millions(0.6), only=("uniform", OURS)),
@@ -605,13 +634,13 @@ STUDIES = {
         title="How many timesteps stand for all: |S|",
         says="every |S| is faster than the baseline; |S| = 3 is best by the clock",
         scales={
-            "toy": Scale((fig7_command("toy", SIZES["toy"]),), "minutes on two cores"),
+            "toy": Scale((fig7_command("toy", SIZES["toy"]),), "8 min on two busy cores"),
             "small": Scale(
                 (
                     fig7_command("small", SIZES["small"][:3]),
                     fig7_command("small", SIZES["small"][3:], end="-all", budget="1000it"),
                 ),
-                "about 30 min on one H200",
+                "half an hour on one H200",
                 CIFAR10_NEEDS,
             ),
             "paper": Scale(
@@ -633,7 +662,9 @@ STUDIES = {
         scales={
             scale: Scale(
                 (f"analyze overhead {line} --samplers {OURS} --out OUT/section9",),
-                {"toy": "minutes on two cores", "small": "a minute on one GPU", "paper": "a few minutes on one GPU"}[scale],
+                {"toy": "a minute on two busy cores", "small": "a minute on one GPU", "paper": "a few minutes on one GPU"}[
+                    scale
+                ],
                 NEEDS.get(scale, ""),
             )
             for scale, line in SECTION_9.items()
