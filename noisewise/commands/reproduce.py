@@ -5,7 +5,7 @@ runs that several tables and figures share are made once. Settings of noisewise 
 
     noisewise reproduce --list
     noisewise reproduce table1
-    noisewise reproduce fig2 fig4 --scale small --data.path /data/cifar10
+    noisewise reproduce fig2 fig4 --scale small
 """
 
 import argparse
