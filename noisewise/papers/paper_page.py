@@ -13,6 +13,7 @@ from noisewise.report.charts import Chart
 from noisewise.report.html import Part, details, legend, table
 from noisewise.report.page import fill
 from noisewise.report.svg import as_json, chart_svg
+from noisewise.study.outcome import Plan
 from noisewise.training.run_folder import replace_file
 
 TYPES = {".svg": "svg+xml", ".png": "png"}
@@ -134,7 +135,8 @@ def _commands(name: str, study: Study, scale: str, folder: Path) -> str:
         html += f"<p>The whole comparisons, with every run, curve and setting:</p><ul class='files'>{links}</ul>"
     if made.needs:
         html += f"<p>It needs {escape(made.needs)}.</p>"
-    settings = [path for words in made.words(folder) for path in sorted(Path(words[-1]).glob("runs/*/config.yaml"))[:1]]
+    outs = dict.fromkeys(Path(words[-1]) for words in made.words(folder) if words[0] == "compare")
+    settings = [out / "runs" / Plan.read(out).runs[0] / "config.yaml" for out in outs]
     return html + "".join(
-        details(f"Settings of {path.parent.name}", f"<pre>{escape(path.read_text())}</pre>") for path in dict.fromkeys(settings)
+        details(f"Settings of {path.parent.name}", f"<pre>{escape(path.read_text())}</pre>") for path in settings
     )
