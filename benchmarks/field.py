@@ -57,7 +57,6 @@ METHODS = {
     "log-normal": "logit_normal",
     "laplace": "laplace",  # over log SNR
     "speed-derived": "speed:k=5+change_aware",  # tau from the schedule
-    "speed-released": "speed:k=5,tau=700,mirror=true+change_aware",  # as measured: mirrored at 700, the weight cut at 641
     "speed-later": "speed:k=5,tau=700,mirror=true+change_aware:tau=700",  # the authors' later code
     "speed-published": "speed_published",  # their first code, and the baseline of arXiv 2411.09998
     "loss-moment": "loss_moment",  # importance weights by default
@@ -65,11 +64,21 @@ METHODS = {
     "gradient-variance": "gradient_variance",
     "loss-weighted": "adaptive:correction=none,draws=independent,floor=0.2,target=(minsnr:gamma=5)",  # p is the weighting
     "loss-weighted-unbiased": "adaptive:draws=independent,floor=0.2+minsnr:gamma=5",  # w / (T p): the objective stays Min-SNR
-    "adaptive-paper": "paper_cifar10",  # rows so far are of an earlier version: docs/methods/paper_cifar10.md
+    "adaptive-paper": "paper_cifar10",
+    "adaptive-released": "released_cifar10",  # what the paper's code does instead
     "adaptive-repaired": REPAIRED,
     "adaptive-min-snr": f"{REPAIRED}+minsnr:gamma=5",
     "loss-plain": "adaptive:draws=independent,floor=0.2+none",  # p by the loss alone, the plain objective
     "adaptive": "adaptive",  # the default: loss-weighted-unbiased with stratified draws and a larger floor
+}
+EARLIER = {  # rows of methods whose specs meant something else then: `rows.spec_now`
+    f"{name}, earlier": spec_now({"session": "2026-11-17", "sampler": spec})
+    for name, spec in {
+        "speed-released": "speed:k=5,tau=700,mirror=true+change_aware",  # mirrored at 700, the weight cut at 641
+        "adaptive-paper": "paper_cifar10",
+        "adaptive-repaired": REPAIRED,
+        "adaptive-min-snr": f"{REPAIRED}+minsnr:gamma=5",
+    }.items()
 }
 COPIED = ("density_by_level", "objective_by_level", "effective_share")  # from the row of training before an evaluation
 MOMENTS = 10  # of what is drawn between two evaluations, if it changes; the last is that of the evaluation itself

@@ -10,6 +10,10 @@ from noisewise.spec import Term, _unbracketed, parse
 
 TARGETED, STRATIFIED, FLOORED = "2026-11-16T09:26:59", "2026-11-16T12:10:00", "2026-11-16T14:50:00"
 """Since when (UTC) `adaptive` alone trains Min-SNR's objective, draws in strata, and has a floor of 0.35, no longer 0.2."""
+EXACT, MIRRORED = "2026-11-18T02:30:51", "2026-11-18T01:58:38"
+"""Since when `paper_*` is Algorithm 2 to the letter, and `speed:mirror=true` mirrors where the authors' code does."""
+EARLIER_PAPER = {"estimator": "reinforce", "strata": "1000", "normalise": "false", "floor": "0", "target": "vlb"}
+"""What `paper_cifar10` was before, on the linear schedule, as options of `adaptive`; draws were independent."""
 PLACE = re.compile(r"""(?<![\w.:/~])/(?:[^\s/'"<>,:;()]+/)*([^\s/'"<>,:;()]+)/?""")  # an absolute path within a text, not a URL
 
 
@@ -33,6 +37,10 @@ def publishable(value: Any) -> Any:
 def spec_now(row: dict[str, Any]) -> str:
     """The spec that means today what the spec of a row of field.py meant when its session began, without today's defaults."""
     terms, session = parse(row["sampler"]), row.get("session", "now")
+    if session < EXACT:
+        terms = [_paper_then(term) if term.name == "paper_cifar10" else term for term in terms]
+    if session < MIRRORED:
+        terms = [_speed_then(term) if term.name == "speed" else term for term in terms]
     if (
         session < TARGETED
         and [term.name for term in terms] == ["adaptive"]
@@ -40,6 +48,18 @@ def spec_now(row: dict[str, Any]) -> str:
     ):
         terms = [*terms, Term("none", {})]
     return "+".join(text_of(Term(term.name, options_now(term, session))) for term in terms)
+
+
+def _paper_then(term: Term) -> Term:
+    """The earlier `paper_cifar10`: S of the update before, a Beta in bins, entropy as a term of its own."""
+    return Term("adaptive", {**EARLIER_PAPER, "draws": "independent", **term.options})
+
+
+def _speed_then(term: Term) -> Term:
+    """The earlier `speed`: mirrored at its tau, which no setting of today's does. The spec says so, and does not build."""
+    if term.options.get("mirror") != "true":
+        return term
+    return Term(term.name, {**term.options, "mirror": f"at_{term.options.get('tau', 'tau')}"})
 
 
 def options_now(term: Term, session: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tables import cards, cifar10, digits, estimators, field, long, settings, speed, study, table
+from tables import cards, cifar10, digits, estimators, field, long, papers, settings, speed, study, table
 
 ROOT = Path(__file__).parent.parent
 PLACE = re.compile(r"(<!-- generated: ([^\n]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -75,6 +75,9 @@ MADE: dict[str, Callable[..., str]] = {
     "found-overhead": study.overhead,
     "found-increments": study.increments,
     "fid-sanity": study.fid_sanity,
+    # the papers
+    "papers": papers.found,
+    "papers-notes": papers.notes,
     # the code
     "processes": settings.processes,
     "usual-solvers": settings.usual_solvers,

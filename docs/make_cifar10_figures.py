@@ -25,7 +25,7 @@ SETTING = "-time-scale=1000"  # of flow, which pictures are not named by
 QUALITY = ("quality-linear", "quality-cosine", "quality-quadratic", "quality-edm", f"quality-flow{SETTING}")
 SHOWN = (*QUALITY, "loss-linear", "loss-cosine", "density-linear")
 WIDTH = 1000  # pixels
-TO_THE_LEFT = ("uniform", "min-snr", "adaptive-min-snr", "adaptive-paper", "beta:a=0.72,b=0.85")
+TO_THE_LEFT = ("uniform", "min-snr", "adaptive-min-snr, earlier", "adaptive-paper, earlier", "beta:a=0.72,b=0.85")
 IMAGES = {"uniform": "uniform", "minsnr": "minsnr:gamma=5", "adaptive": "adaptive"}  # file to spec
 
 

@@ -218,7 +218,7 @@ def test_published_rows_name_no_places_and_hold_no_nan(benchmark):
 def test_old_rows_are_named_as_their_specs_are_written_now(benchmark):
     spec_now = benchmark("rows").spec_now
     oldest, old, new = "2026-11-16T08:28:33+00:00", "2026-11-16T09:30:00+00:00", "2026-11-17T00:00:00+00:00"
-    strata = "2026-11-16T12:30:00+00:00"
+    strata, exact = "2026-11-16T12:30:00+00:00", "2026-11-18T03:00:00+00:00"
     for session, spec, expected in [
         (oldest, "adaptive", "adaptive:draws=independent,floor=0.2+none"),
         (oldest, "adaptive+minsnr:gamma=5", "adaptive:draws=independent,floor=0.2+minsnr:gamma=5"),
@@ -242,6 +242,15 @@ def test_old_rows_are_named_as_their_specs_are_written_now(benchmark):
         (new, "mix:of=(logit_normal),correction=clipped(5)", "mix:of=(logit_normal),correction=clipped(5)"),
         (new, "adaptive:correction=clipped(5)", "adaptive:correction=clipped(5)"),
         (new, "switch:first=uniform,then=adaptive,at=600", "switch:first=uniform,then=adaptive,at=600"),
+        (
+            new,
+            "paper_cifar10:floor=0.2+minsnr",
+            "adaptive:draws=independent,estimator=reinforce,floor=0.2,normalise=false,strata=1000,target=vlb+minsnr",
+        ),
+        (new, "speed:k=5,tau=700,mirror=true", "speed:k=5,tau=700,mirror=at_700"),
+        (new, "speed:k=5", "speed:k=5"),
+        (exact, "paper_cifar10", "paper_cifar10"),
+        (exact, "speed:k=5,tau=700,mirror=true", "speed:k=5,tau=700,mirror=true"),
     ]:
         assert spec_now({"session": session, "sampler": spec}) == expected
     field = benchmark("field")

@@ -23,6 +23,7 @@ FLOORS = [
     {"study"},
     {"report"},
     {"analysis"},
+    {"papers"},
     {"commands"},
 ]
 """From the ground up. A room imports from itself and from the floors below."""

@@ -39,6 +39,7 @@ FEW = ["--points=1", "--levels=4", "--images=4"]
 SHORTER = {
     "train": [*TINY, "--log.trackers=[]"],
     "compare": [*SMALL, "--seeds=1", "--evaluate-at=1", "--images=8"],
+    "reproduce": [*SMALL, "--seeds=1", "--evaluate-at=1", "--images=8"],
     "generate": ["--count=8", "--steps=3", "--device=cpu"],
     "evaluate": ["--count=64", "--steps=3", "--heldout=16", "--levels=4", "--device=cpu"],
     "analyze gradients": [*SMALL, "--points=1", "--levels=2", "--rows=4"],
@@ -163,7 +164,7 @@ def check_flags(text: str) -> int:
     """How many commands of ours there are in a text; each flag of each must exist."""
     commands = re.findall(r"(?:^|-m |: )noisewise (analyze \w+|\w+) ?(.*)", text.replace("\\\n", " "), re.MULTILINE)
     for command, rest in commands:
-        known = flags_of(command) | (flags_of("train") if command.startswith(("compare", "analyze")) else set())
+        known = flags_of(command) | (flags_of("train") if command.startswith(("compare", "analyze", "reproduce")) else set())
         for flag in re.findall(r"(?<=\s)--[\w.-]+", " " + rest):
             assert re.sub(r"(options)\..*", r"\1", flag) in known, f"{command} has no {flag}"  # as in --model.options.depth
     return len(commands)
@@ -193,6 +194,7 @@ def test_flags_of_generate_and_evaluate_are_all_explained() -> None:
 def test_flags_of_compare_and_report_are_all_explained() -> None:
     assert set(table("comparing", "flag")) == flags_of("compare") - {"--help"}
     assert set(table("reports", "flag")) == flags_of("report") - {"--help"}
+    assert set(table("papers", "flag")) == flags_of("reproduce") - {"--help"}
 
 
 @pytest.mark.parametrize("analysis", ANALYSES)

@@ -15,14 +15,15 @@ from noisewise.processes import DDPM
 from . import rows, spec_now, table
 from .curves import SHARES, Runs, curves, joined, ranked
 
-from field import METHODS  # isort: skip
+from field import EARLIER, METHODS  # isort: skip
 from rebuild import best_sessions  # isort: skip
 from strata import targets  # isort: skip
 
 TARGETS = {"minsnr 5": "Min-SNR 5", "minsnr 1": "Min-SNR 1", "p2": "P2", "plain": "plain", "log": "log", "vlb": "VLB"}
-CONTROLS = ("beta:a=0.72,b=0.85", "paper_cifar10:policy=global")  # of the published method
+CONTROLS = ("beta:a=0.72,b=0.85", spec_now({"session": "2026-11-17", "sampler": "paper_cifar10:policy=global"}))
+"""Of the published method, as it was."""
 LINEAR = Objective(DDPM.linear(), "eps")
-NAMES = {spec: name for name, spec in METHODS.items()}
+NAMES = {spec: name for name, spec in (METHODS | EARLIER).items()}
 
 
 def field() -> str:
@@ -59,7 +60,7 @@ def named_runs() -> Runs:
     """FID by share of the methods of the field that have a name and ran to the end with each of its seeds."""
     runs = curves(rows("cifar10-v1-field.jsonl"))
     seeds = {seed for _, seed in runs}
-    whole = {spec for spec in METHODS.values() if all((spec, seed) in runs for seed in seeds)}
+    whole = {spec for spec in NAMES if all((spec, seed) in runs for seed in seeds)}
     return {run: curve for run, curve in runs.items() if run[0] in whole}
 
 
@@ -109,7 +110,7 @@ class Counted(NamedTuple):
 
 def objectives() -> list[list[Counted]]:
     """The runs of each spec of the field that is a named method or one of its controls, lowest mean FID first."""
-    wanted = {*METHODS.values(), *CONTROLS}
+    wanted = {*NAMES, *CONTROLS}
     runs = {(spec_now(run[-1]), run[-1]["seed"]): run for run in finished()}
     found: dict[str, list[Counted]] = {}
     for (spec, seed), run in sorted(runs.items()):

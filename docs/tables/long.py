@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from . import RESULTS, rows, table
+from . import RESULTS, rows, spec_now, table
+from .field import NAMES
 
 
 def runs() -> str:
     """FID at each mark, a line a run, and its ratio to uniform's with the same seed at the last mark both have."""
     curves: dict[tuple[int, str], dict[int, float]] = {}
     for row in rows("cifar10-v2-runs.jsonl"):
-        curves.setdefault((row["seed"], row["method"]), {})[row["step"]] = row["distance"]
+        curves.setdefault((row["seed"], NAMES.get(spec_now(row), row["method"])), {})[row["step"]] = row["distance"]
     marks = sorted({step for curve in curves.values() for step in curve})
     lines = []
     for (seed, method), curve in sorted(curves.items()):

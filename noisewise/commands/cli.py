@@ -1,4 +1,4 @@
-"""The command line: noisewise train | generate | evaluate | compare | analyze | report | preview | encode.
+"""The command line: noisewise train | generate | evaluate | compare | analyze | report | preview | encode | reproduce.
 
 Each command is a module of this package with `add_options(parser)` and `run(args) -> int`. It is imported when it is asked
 for, so that `noisewise --help` is quick and needs no extra.
@@ -26,14 +26,14 @@ COMMANDS = {
     "report": "a run or a comparison as one HTML file, or live",
     "preview": "which noise levels a recipe draws, before any training",
     "encode": "turn images into latents with an autoencoder",
+    "reproduce": "a table or figure of the papers, with ours beside it",
 }
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     words = list(sys.argv[1:] if words is None else words)
-    parser = Parser(prog="noisewise", epilog="The options of a command: noisewise COMMAND --help")
-    parser.add_subcommands("commands", "command", COMMANDS, __package__)
+    parser = whole_parser()
     if words in ([], ["-h"], ["--help"]):
         parser.print_help()
         return 0
@@ -44,6 +44,13 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     warnings.showwarning = _show_warning
     return _reporting_errors(lambda: run_command(parser, words))
+
+
+def whole_parser() -> Parser:
+    """Of all commands."""
+    parser = Parser(prog="noisewise", epilog="The options of a command: noisewise COMMAND --help")
+    parser.add_subcommands("commands", "command", COMMANDS, __package__)
+    return parser
 
 
 def run_command(parser: Parser, words: list[str]) -> int:

@@ -1,0 +1,141 @@
+"""The page of a study: the paper and ours side by side, in one HTML file; and the same as JSON, for other programs."""
+
+import base64
+import json
+import shlex
+from html import escape
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from noisewise.papers.declared import SCALES, Section, Study
+from noisewise.report.charts import Chart
+from noisewise.report.html import Part, as_json, chart_svg, details, legend, table
+from noisewise.report.page import fill
+from noisewise.study.outcome import Plan
+from noisewise.training.run_folder import replace_file
+
+TYPES = {".svg": "svg+xml", ".png": "png"}
+
+
+def write_page(name: str, study: Study, scale: str, folder: Path) -> tuple[Path, str]:
+    """Write NAME.html and NAME.json into the folder of the scale; returns the page's path, and what was found."""
+    sections, found = study.sections(folder), study.found(folder)
+    page, data = folder / f"{name}.html", folder / f"{name}.json"
+    replace_file(page, render(name, study, scale, folder, sections, found))
+    replace_file(data, json.dumps(as_data(name, study, scale, sections, found), indent=1, ensure_ascii=False) + "\n")
+    return page, found
+
+
+def as_data(name: str, study: Study, scale: str, sections: list[Section], found: str) -> dict[str, Any]:
+    """All that the page says in words and numbers."""
+    return {
+        "item": name,
+        "scale": scale,
+        "source": study.source,
+        "title": study.title,
+        "says": study.says,
+        "found": found,
+        "notes": list(study.notes),
+        "command": f"noisewise reproduce {name} --scale {scale}",
+        "commands": list(study.scales[scale].commands),
+        "tables": [
+            {"title": one.title, "heads": list(made.heads), "rows": [list(row) for row in made.rows], "note": made.note}
+            for one in sections
+            for made in one.tables
+        ],
+    }
+
+
+def render(name: str, study: Study, scale: str, folder: Path, sections: list[Section], found: str) -> str:
+    """The whole page."""
+    parts = [_part(one, f"part-{i}") for i, one in enumerate(sections)]
+    parts.append(Part("settings", "Settings, and how to repeat it", _commands(name, study, scale, folder)))
+    data = {key: value for part in parts for key, value in part.data.items()}
+    facts = {"scale": f"{scale}: {SCALES[scale]}", "source": study.source, "takes": study.scales[scale].takes}
+    pairs = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts.items())
+    said = "".join(f"<li>{escape(note)}</li>" for note in study.notes)
+    body = "\n".join(
+        [
+            "<main>",
+            f'<header><p class="eyebrow">noisewise reproduce {escape(name)}</p><h1>{escape(study.title)}</h1>',
+            _said("The paper", study.says),
+            _said("Ours", found),
+            f'<ul class="said">{said}</ul><dl class="facts">{pairs}</dl></header>',
+            *(part.section() for part in parts),
+            f'<script type="application/json" id="data">{as_json(data)}</script>',
+            "</main>",
+        ]
+    )
+    return fill(body, f"noisewise: {study.source}, {scale}")
+
+
+def _said(who: str, what: str) -> str:
+    return f'<p class="eyebrow">{escape(who)}</p><p class="finding">{escape(what)}</p>'
+
+
+def _part(section: Section, name: str) -> Part:
+    html = []
+    for one in section.tables:
+        best = {(_lowest([row[column] for row in one.rows]), column) for column in one.lowest}
+        rows = [
+            f'<tr><th scope="row">{escape(row[0])}</th>'
+            + "".join(f"<td>{_cell(cell, (i, column) in best)}</td>" for column, cell in enumerate(row[1:], 1))
+            + "</tr>"
+            for i, row in enumerate(one.rows)
+        ]
+        html.append(table(one.heads, rows, "results", [True]) + (f'<p class="note">{escape(one.note)}</p>' if one.note else ""))
+    charts, data = _charts(list(section.charts), name)
+    pictures = [
+        f'<figure class="picture"><figcaption>{escape(what)}</figcaption>'
+        f'<img alt="{escape(what)}" src="{_embedded(path)}"></figure>'
+        for what, path in section.pictures.items()
+    ]
+    return Part(name, section.title, "".join([charts, *html, *pictures]), data)
+
+
+def _cell(text: str, best: bool) -> str:
+    return f"<b>{escape(text)}</b>" if best else escape(text)
+
+
+def _lowest(cells: list[str]) -> int:
+    """Where the lowest number of a column stands."""
+    values = [float(cell.replace(",", "")) if cell[:1].isdigit() else inf for cell in cells]
+    return values.index(min(values))
+
+
+def _charts(charts: list[Chart], prefix: str) -> tuple[str, dict[str, Any]]:
+    html, data = [], {}
+    for chart in charts:
+        name = f"{prefix}-{chart.name}"
+        svg, data[name] = chart_svg(chart, name)
+        lines = legend([line.method for line in chart.lines])
+        html.append(f"<figure><figcaption>{escape(chart.title)}</figcaption>{svg}{lines}</figure>")
+    return f'<div class="charts">{"".join(html)}</div>' if html else "", data
+
+
+def _embedded(path: Path) -> str:
+    """A picture within the page."""
+    return f"data:image/{TYPES[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _commands(name: str, study: Study, scale: str, folder: Path) -> str:
+    made = study.scales[scale]
+    lines = "\n".join(shlex.join(["noisewise", *words]) for words in made.words(folder))
+    html = f"<pre>{escape(f'noisewise reproduce {name} --scale {scale}')}</pre>"
+    html += f"<p>which is</p><pre>{escape(lines)}</pre>"
+    reports = [Path(words[-1]) / "report.html" for words in made.words(folder) if words[0] == "compare"]
+    links = "".join(
+        f'<li><a href="{escape(str(path.relative_to(folder)))}">{escape(str(path.relative_to(folder)))}</a></li>'
+        for path in dict.fromkeys(reports)
+        if path.is_file()
+    )
+    if links:
+        html += f"<p>The whole comparisons, with every run, curve and setting:</p><ul class='files'>{links}</ul>"
+    if made.needs:
+        html += f"<p>It needs {escape(made.needs)}.</p>"
+    outs = dict.fromkeys(Path(words[-1]) for words in made.words(folder) if words[0] == "compare")
+    settings = [out / "runs" / Plan.read(out).runs[0] / "config.yaml" for out in outs]
+    return html + "".join(
+        details(f"Settings of {path.parent.name}", f"<pre>{escape(path.read_text())}</pre>") for path in settings
+    )
