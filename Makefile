@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test test-fast faults lint docs clean
+.PHONY: demo test test-fast faults fuzz lint docs clean
 
 demo: $(VENV)/.installed-train  ## compare samplers on 8x8 digits, and write a report
 	rm -rf out/demo
@@ -19,6 +19,9 @@ test-fast: $(VENV)/.installed-dev  ## without the slow tests
 
 faults: $(VENV)/.installed-dev  ## kill training processes 200 times, and compare with an uninterrupted run bit for bit
 	NOISEWISE_KILLS=200 $(BIN)/python -m pytest tests/training/test_faults.py -k random
+
+fuzz: $(VENV)/.installed-dev  ## 2,000 made-up specs
+	$(BIN)/python -m tests.fuzz specs --count 2000
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -60,6 +60,13 @@ def check_range(u: Tensor, wait: bool = False) -> Tensor:
     return u
 
 
+def check_size(name: str, size: int, most: int = 100_000) -> int:
+    """The size itself, if a table of it can be held; else an error before anything is allocated."""
+    if size > most:
+        raise ValueError(f"{name} must be at most {most:,}, got {size:.6g}")
+    return size
+
+
 def middles(n: int, device: torch.device | str = "cpu") -> Tensor:
     """The middles of n equal intervals of [0, 1]."""
     return (torch.arange(n, device=device, dtype=torch.float32) + 0.5) / n

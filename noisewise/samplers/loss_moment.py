@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
+from noisewise.levels import check_size
 from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers.base import Draw, LossAt
@@ -41,6 +42,7 @@ class LossMoment(Learner):
             raise ValueError(f"history and bins must be >= 1, got {history} and {bins}")
         process, common["objective"] = split_objective(process, common.get("objective"))
         bins = min(process.steps or bins, bins)
+        check_size("bins x history", bins * history, 10_000_000)
         super().__init__(process, Histogram(torch.ones(bins)), floor=floor, correction=correction, **common)
         self.register_buffer("losses", torch.zeros(bins, history, dtype=torch.float32))
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
