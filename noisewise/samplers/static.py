@@ -141,7 +141,7 @@ def _numbers_of(file: Path) -> Tensor:
         return torch.from_numpy(np.load(file, allow_pickle=False).astype(np.float64))
     except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ValueError(f"a table's file must be a .npy file of numbers; {str(file)[:200]!r} cannot be read: {reason}") from None
+        raise ValueError(f"a table is a .npy file of numbers, and {str(file)[:200]!r} cannot be read: {reason}") from None
 
 
 class Beta(Sampler):
