@@ -23,6 +23,8 @@ def check_per_sample(losses: Any, u: Tensor, whose: str = "losses") -> Tensor:
     """The losses, if there is one for each u; else an error that says how to get there."""
     if not isinstance(losses, Tensor):
         raise TypeError(f"{whose} must be a tensor, one a sample, got {type(losses).__name__}")
+    if not losses.is_floating_point():
+        raise TypeError(f"{whose} must be floating-point, got {losses.dtype}")
     if losses.shape != u.shape:
         fix = {
             0: "this is the mean over the batch; take the losses before it (reduction='none', or Objective.losses)",

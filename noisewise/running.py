@@ -80,9 +80,9 @@ class Usual(nn.Module):
     """How large an interval's losses usually are, so that one far beyond them cannot take over what is learned.
 
     With n > 4 losses seen (decayed), an outlier is beyond f times their root mean square. f is the root of (0.08 n)^2 +
-    100 n / (n - 4) + 400 n / (n - 4)^2: what is less moves their mean by about 10 % at most, or is nothing unusual. Outliers are counted, and those of a
-    step together count as a rise by 10 %; so a level that stays is followed. In the first steps an interval with fewer than 8
-    losses takes what is beyond 1,000 times the batch's typical loss as 10 times that.
+    100 n / (n - 4) + 400 n / (n - 4)^2: what is less moves their mean by about 10 % at most, or is nothing unusual. Outliers
+    are counted, and those of a step together count as a rise by 10 %; so a level that stays is followed. In the first steps an
+    interval with fewer than 8 losses takes what is beyond 1,000 times the batch's typical loss as 10 times that.
 
     What is judged are losses before any weight: a target may well weigh one timestep a thousand times its neighbours.
 

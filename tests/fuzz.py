@@ -6,22 +6,34 @@ Each case is made from (seed, number) alone, so `--only 17` repeats one. tests/t
 """
 
 import argparse
+import dataclasses
+import io
+import json
+import math
+import os
 import random
 import resource
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+import yaml
+from torch import Tensor, nn
 
 import noisewise
 from noisewise import spec as specs
+from noisewise.commands import cli
+from noisewise.objective import Objective
 from noisewise.processes import PROCESSES
 from noisewise.recipes import Recipe
 from noisewise.samplers import SAMPLERS, Sampler
+from noisewise.training.config import Config
 from noisewise.weighting import WEIGHTINGS, Weighting
 
 SLOW = 2.0  # seconds of this process
@@ -148,10 +160,10 @@ def _not_a_line(said: str) -> str | None:
     return None
 
 
-def _sense(recipe: Recipe) -> str | None:
+def _sense(recipe: Recipe, x0: Tensor | None = None) -> str | None:
     """What is nonsense about a recipe: draws, densities and weights of a batch, and draws against the density."""
     sampler = recipe.sampler
-    x0 = torch.randn(4096, 2, generator=torch.Generator().manual_seed(0))
+    x0 = torch.randn(4096, 2, generator=torch.Generator().manual_seed(0)) if x0 is None else x0
     draw = recipe.sample(x0[:64])
     for what, values, least in (("u", draw.u, 0.0), ("density", draw.density, 1e-30), ("weight", draw.weight, 0.0)):
         if not bool((torch.isfinite(values) & (values >= least)).all()):
@@ -179,6 +191,177 @@ def _integral(sampler: Sampler, u: Tensor) -> float:
     return float((between * (high - low)).sum())
 
 
+# Configurations --------------------------------------------------------------------------------------------------------
+
+TINY = {
+    "steps": 2,
+    "batch": 4,
+    "device": "cpu",
+    "data.source": "digits",
+    "model.name": "dit",
+    "log.trackers": [],
+    "model.options": {"patch": 4, "width": 8, "depth": 1, "heads": 2},
+}
+ODD: list[Any] = [
+    *(None, True, False, 0, 1, -1, 3, 7, 0.5, -0.5, 1e-300, 1e300, 2**63, 10**30, math.nan, math.inf, "", "x", "nan", "1e5"),
+    *("auto", "../x", "/dev/zero", "a\0b", "\x1b[31m", "é", [], [1], [1, 2], ["a"], [0.9, 0.999], {}, {"a": 1}, {1: 2}),
+    *({"depth": 10**9}, {"width": -1}, {"patch": 0}, {"heads": 3}, {"size": "x"}),
+    *("digits", "dit", "unet", "os:system", "adaptive+", "vp"),
+]
+BROKEN = ["\t", "{", "]", "&a *a", "!!python/object:os.system", "\x00", "\udcff", "- ", ": "]
+
+
+def _settings(of: Any, at: str = "") -> Iterator[str]:
+    """The dotted names of all settings."""
+    for one in dataclasses.fields(of):
+        inner = getattr(of, one.name)
+        yield at + one.name
+        if dataclasses.is_dataclass(inner):
+            yield from _settings(inner, f"{at}{one.name}.")
+
+
+def judged_configuration(seed: int, number: int) -> tuple[str, str | None]:
+    """Settings of a tiny run, some of them odd, as a file or on the command line, and how `train --dry-run` took them."""
+    rng = random.Random(f"{seed} configurations {number}")
+    given: dict[str, Any] = dict(TINY)
+    names = [name for name in _settings(Config()) if name not in ("name", "out")]
+    for name in rng.sample(names, rng.choice([1, 1, 2, 3])):
+        given[name] = rng.choice(ODD)
+    text = yaml.safe_dump(given, allow_unicode=True)
+    if rng.random() < 0.15:
+        at = rng.randrange(len(text))
+        text = text[:at] + rng.choice(BROKEN) + text[at:]
+    with tempfile.TemporaryDirectory() as place:
+        words = [f"--{name}={json.dumps(value)}" for name, value in given.items()]
+        if rng.random() < 0.7:
+            Path(place, "settings.yaml").write_bytes(text.encode(errors="surrogateescape"))
+            words = ["--config", str(Path(place, "settings.yaml"))]
+        return f"{given}", _judged_command(["train", "--dry-run", *words], place)
+
+
+def _judged_command(words: list[str], place: str) -> str | None:
+    said = io.StringIO()
+    before = os.getcwd()
+    os.chdir(place)
+    began = time.process_time()
+    try:
+        with redirect_stdout(said), redirect_stderr(said), warnings.catch_warnings():
+            status = cli.main(words)
+    except SystemExit as error:
+        status = error.code
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        os.chdir(before)
+    took, text = time.process_time() - began, said.getvalue()
+    if status not in (0, 1, 2) or "Traceback" in text or "\x1b" in text or (status and not text.strip()):
+        return f"ended with {status}: {text[-300:]!r}"
+    if status == 1 and len(text.strip().splitlines()) > 3 + text.count("warning"):
+        return f"not one line: {text[-300:]!r}"
+    return f"took {took:.1f} s" if took > 5 * SLOW else None
+
+
+# Batches ---------------------------------------------------------------------------------------------------------------
+
+LEARNERS = [
+    "adaptive:warmup=2,every=2",
+    "loss_adaptive:warmup=0,every=1",
+    "loss_moment:bins=8,history=2",
+    "loss_moment+minsnr",
+    "adaptive:estimator=reinforce,every=2,strata=8,queue=3",
+    "mix:of=(adaptive:warmup=0,every=1),floor=0.2+p2",
+    "gradient_variance:strata=4,every=2,rows=4",
+    "adaptive:estimator=lookahead,strata=3,horizon=1,budget=9,probe=8,warmup=1",
+    "paper_cifar10:every=2,strata=20",
+    "adaptive:warmup=0,every=1+learned",
+    "uniform+minsnr",
+    "adaptive:correction=clipped(3)",
+]
+POISONS = [math.nan, math.inf, -math.inf, 1e20, -1e20, 3e38, 1e15, 1e6, -1e6, 0.0, 1e-45, 1e-30]
+MISSHAPEN: list[Callable[[Tensor], Any]] = [
+    lambda losses: losses.mean(),
+    lambda losses: losses[:-1],
+    lambda losses: losses[None],
+    lambda losses: losses.tolist(),
+    lambda losses: losses.half(),
+    lambda losses: losses.double(),
+    lambda losses: losses.detach().long(),
+    lambda losses: losses.detach().numpy(),
+    lambda losses: None,
+    lambda losses: losses * math.nan,
+    lambda losses: losses * 0,
+]
+
+
+def judged_batch(seed: int, number: int) -> tuple[str, str | None]:
+    """A loop of a few steps with one poisoned batch: refused in a line, or everything stays finite and a density."""
+    rng = random.Random(f"{seed} batches {number}")
+    spec, process = rng.choice(LEARNERS), rng.choice(["linear", "flow", "edm", "cosine:steps=50"])
+    how = rng.choice(["losses", "losses", "shape", "data", "weights"])
+    poison, change = rng.choice(POISONS), rng.randrange(len(MISSHAPEN))
+    case = f"{spec} on {process}: {how}, {change if how == 'shape' else poison}"
+    return case, _judged(lambda: _poisoned(rng, spec, process, how, poison, MISSHAPEN[change]))
+
+
+def _poisoned(
+    rng: random.Random, spec: str, process: str, how: str, poison: float, change: Callable[[Tensor], Any]
+) -> str | None:
+    objective = Objective(specs.build_process(process))
+    recipe = noisewise.recipe(spec, objective)
+    generator = torch.Generator().manual_seed(rng.randrange(2**31))
+    model = Straight()
+    optimizer = torch.optim.SGD([*model.parameters(), *recipe.parameters()], lr=1e-3)
+    recipe.attach(optimizer, model)
+    bad = rng.randrange(2, 8)
+    for step in range(10):
+        x0 = torch.randn(8, 3, generator=generator)
+        rows = rng.sample(range(8), rng.choice([1, 1, 2, 8]))
+        if step == bad and how == "data":
+            x0[rows] = poison
+        draw = recipe.sample(x0)
+        losses = objective.losses(model, x0, draw.u, torch.randn(8, 3, generator=generator))
+        if step == bad and how == "losses":
+            losses = torch.where(torch.isin(torch.arange(8), torch.tensor(rows)), poison, losses)
+        if step == bad and how == "shape":
+            losses = change(losses)
+        try:
+            loss = recipe.loss(draw, losses, lambda which, u, x0=x0: objective.losses(model, x0[which], u))
+        except (TypeError, ValueError) as error:
+            if wrong := _not_a_line(str(error)):
+                return wrong
+            optimizer.zero_grad()
+            continue
+        loss.backward()
+        if not bool(torch.isfinite(loss)) or step == bad:  # as any loop does that skips such steps
+            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == bad and how == "weights":
+            with torch.no_grad():
+                kept = [one.clone() for one in model.parameters()]
+                next(model.parameters()).fill_(poison)
+        if step == bad + 1 and how == "weights":
+            with torch.no_grad():
+                for one, value in zip(model.parameters(), kept, strict=True):
+                    one.copy_(value)
+    for name, value in recipe.state_dict().items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            return f"{name} is not finite"
+    recipe.detach()
+    return _sense(recipe, torch.randn(4096, 3, generator=generator))
+
+
+class Straight(nn.Module):
+    """The least network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3, dtype=torch.float32)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return self.inner(x)
+
+
 def run(kind: str, count: int, seed: int, only: int | None = None) -> list[str]:
     """What was wrong, a line a case."""
     found = []
@@ -189,7 +372,11 @@ def run(kind: str, count: int, seed: int, only: int | None = None) -> list[str]:
     return found
 
 
-KINDS: dict[str, Callable[[int, int], tuple[str, str | None]]] = {"specs": judged_spec}
+KINDS: dict[str, Callable[[int, int], tuple[str, str | None]]] = {
+    "specs": judged_spec,
+    "configurations": judged_configuration,
+    "batches": judged_batch,
+}
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests import fuzz
 
-COUNTS = {"specs": 150}
+COUNTS = {"specs": 150, "configurations": 40, "batches": 40}
 
 
 @pytest.mark.parametrize("kind", COUNTS)

@@ -1,5 +1,6 @@
 """Samples as pictures."""
 
+import io
 import math
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from PIL import Image
 from torch import Tensor
 
 from noisewise.generation.images import to_uint8
+from noisewise.training.plain_files import make_folder
+from noisewise.training.run_folder import replace_file
 
 
 def grid(samples: Tensor, columns: int | None = None, gap: int | None = None, enlarge: int | None = None) -> NDArray[np.uint8]:
@@ -31,6 +34,8 @@ def grid(samples: Tensor, columns: int | None = None, gap: int | None = None, en
 
 def save_grid(samples: Tensor, path: Path, columns: int | None = None) -> Path:
     """Draw samples in [-1, 1], or uint8 images, into a PNG file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(grid(samples, columns)).save(path)
+    picture = io.BytesIO()
+    Image.fromarray(grid(samples, columns)).save(picture, "PNG")
+    make_folder(path.parent)
+    replace_file(path, picture.getvalue())
     return path

@@ -19,6 +19,7 @@ from torch import Tensor
 from noisewise import distributed
 from noisewise.feedback import check_pairing, evaluate
 from noisewise.levels import check_size
+from noisewise.running import LARGEST
 from noisewise.samplers.adaptive.estimator import Estimator
 from noisewise.samplers.adaptive.policy import Adam, BetaPolicy, beta_masses
 from noisewise.samplers.adaptive.selection import get_selection
@@ -223,7 +224,7 @@ class ReinforceEstimator(Estimator):
         if self.scale_free:
             change = torch.log(before.clamp(min=1e-12)) - torch.log(after.clamp(min=1e-12))
             change = torch.where(torch.isfinite(before - after), change, torch.nan)
-        return change
+        return torch.where(change.abs() < LARGEST, change, torch.nan)
 
     def rewards(self, draw: Draw, change: Tensor) -> Tensor:
         """(B,): a sample's own changes over S."""
