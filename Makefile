@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test test-fast faults lint docs clean
+.PHONY: demo test test-fast faults chaos fuzz lint docs clean
 
 demo: $(VENV)/.installed-train  ## compare samplers on 8x8 digits, and write a report
 	rm -rf out/demo
@@ -19,6 +19,14 @@ test-fast: $(VENV)/.installed-dev  ## without the slow tests
 
 faults: $(VENV)/.installed-dev  ## kill training processes 200 times, and compare with an uninterrupted run bit for bit
 	NOISEWISE_KILLS=200 $(BIN)/python -m pytest tests/training/test_faults.py -k random
+
+chaos: $(VENV)/.installed-dev  ## fail at every call that changes a file of a run: kills, full disks, faults, power cuts
+	$(BIN)/python -m tests.training.chaos
+
+fuzz: $(VENV)/.installed-dev  ## 2,000 made-up specs, 300 configurations, 450 poisoned batches
+	$(BIN)/python -m tests.fuzz specs --count 2000
+	$(BIN)/python -m tests.fuzz configurations --count 300
+	$(BIN)/python -m tests.fuzz batches --count 450
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

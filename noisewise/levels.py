@@ -23,6 +23,8 @@ def check_per_sample(losses: Any, u: Tensor, whose: str = "losses") -> Tensor:
     """The losses, if there is one for each u; else an error that says how to get there."""
     if not isinstance(losses, Tensor):
         raise TypeError(f"{whose} must be a tensor, one a sample, got {type(losses).__name__}")
+    if not losses.is_floating_point():
+        raise TypeError(f"{whose} must be floating-point, got {losses.dtype}")
     if losses.shape != u.shape:
         fix = {
             0: "this is the mean over the batch; take the losses before it (reduction='none', or Objective.losses)",
@@ -58,6 +60,13 @@ def check_range(u: Tensor, wait: bool = False) -> Tensor:
             "time; process.u_of_time(time) turns one into the other"
         )
     return u
+
+
+def check_size(name: str, size: int, most: int = 100_000) -> int:
+    """The size itself, if a table of it can be held; else an error before anything is allocated."""
+    if size > most:
+        raise ValueError(f"{name} must be at most {most:,}, got {size:.6g}")
+    return size
 
 
 def middles(n: int, device: torch.device | str = "cpu") -> Tensor:

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from noisewise.levels import check_range, check_u, edges_between, interval, middles, over_samples
+from noisewise.levels import check_range, check_size, check_u, edges_between, interval, middles, over_samples
 
 
 class Process(ABC):
@@ -181,6 +181,8 @@ class DDPM(Discrete):
     @classmethod
     def quadratic(cls, steps: int = 1000, beta_start: float = 1e-4, beta_end: float = 0.02) -> "DDPM":
         """Square roots of the betas evenly spaced (diffusers' "scaled_linear")."""
+        if not (beta_start >= 0 and beta_end >= 0):
+            raise ValueError(f"betas must lie in (0, 1], got beta_start={beta_start} and beta_end={beta_end}")
         return cls(torch.linspace(beta_start**0.5, beta_end**0.5, _at_least_one(steps), dtype=torch.float64) ** 2)
 
     @classmethod
@@ -234,7 +236,7 @@ class DDPM(Discrete):
 def _at_least_one(steps: int) -> int:
     if steps < 1:
         raise ValueError(f"a schedule needs at least one timestep, got {steps}")
-    return steps
+    return check_size("steps", steps)
 
 
 class VP(Process):

@@ -26,6 +26,7 @@ from noisewise.processes import Process, check_same
 from noisewise.running import KeepsPrecision
 from noisewise.samplers import AdaptiveSampler, Draw, LossAt, Sampler
 from noisewise.samplers.learning import Learner, split_objective
+from noisewise.sound import check_sound
 from noisewise.spec import build_parts
 from noisewise.weighting import WEIGHTINGS, NoWeight, Weighting, WeightProduct
 
@@ -69,6 +70,7 @@ class Recipe(KeepsPrecision):
         self.objective = objective or Objective(sampler.process)
         check_same(sampler.process, self.objective.process, "the objective")
         self.spec = spec or type(sampler).__name__
+        check_sound(sampler, self.weighting, self.objective, self.spec)
         self._probes = _any(sampler, "probes")
         self._begin()
 

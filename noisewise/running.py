@@ -5,6 +5,7 @@ Memory is O(bins) however long training runs; everything is gathered over ranks,
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from noisewise import distributed
 
 BAD_STEPS = 100  # in a row, with losses that are not finite, that are worth a warning
+
+LARGEST = 1e15  # of losses: its square is a float32; what is beyond counts as not finite
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -73,6 +76,89 @@ class Skipped(nn.Module):
             )
 
 
+class Usual(nn.Module):
+    """How large an interval's losses usually are, so that one far beyond them cannot take over what is learned.
+
+    With n > 4 losses seen (decayed), an outlier is beyond f times their root mean square. f is the root of (0.08 n)^2 +
+    100 n / (n - 4) + 400 n / (n - 4)^2: what is less moves their mean by about 10 % at most, or is nothing unusual. Outliers
+    are counted, and those of a step together count as a rise by 10 %; so a level that stays is followed. In the first steps an
+    interval with fewer than 8 losses takes what is beyond 1,000 times the batch's typical loss as 10 times that.
+
+    What is judged are losses before any weight: a target may well weigh one timestep a thousand times its neighbours.
+
+    Args:
+        bins: the number of intervals.
+    """
+
+    rise = 1.1
+    first = 100  # steps
+
+    def __init__(self, bins: int) -> None:
+        super().__init__()
+        self.young = self.first
+        self.register_buffer("sums", torch.zeros(2, bins, dtype=torch.float32))  # decayed: loss^2, count
+        self.register_buffer("counts", torch.zeros(bins, dtype=torch.float32))  # of outliers
+        self.register_buffer("factors", torch.tensor([1.0, self.rise], dtype=torch.float32), persistent=False)
+        self.sums: Tensor
+        self.counts: Tensor
+        self.factors: Tensor
+        self._warned = False
+
+    def tamed(self, where: Tensor, losses: Tensor) -> Tensor:
+        """The losses of a batch, each in its interval; in the first steps those beyond all measure as what is typical."""
+        if self.young == 0:
+            return losses
+        self.young -= 1
+        size = torch.where(losses.abs() < LARGEST, losses.abs(), 0.0)
+        common = size <= 2 * size.mean()
+        typical = torch.where(common, size, 0.0).sum() / common.sum()
+        strange = (size > 1000 * typical) & (self.sums[1] < 8)[where]
+        return torch.where(strange, losses.sign() * 10 * typical, losses)
+
+    def beyond(self, where: Tensor, squares: Tensor) -> Tensor:
+        """Which of a batch's squared losses are outliers in their intervals."""
+        total, count = self.sums
+        inverse = 1 / (count - 4).clamp(min=0)  # infinite where too few were seen, and so is the limit (or nothing, NaN)
+        return squares > (total * (0.0064 * count + inverse * (100 + 400 * inverse)))[where]
+
+    def learn(self, seen: Tensor, outliers: Tensor, fade: Tensor) -> Tensor:
+        """Take in what a step had in each interval, on all ranks: the sum of squared losses and their number, (2, K), and
+        outliers; `fade` is what the past counts. Returns by what an interval's moments rise."""
+        one, rise = self.factors
+        raised = torch.where(outliers > 0, rise, one)
+        torch.addcmul(seen, self.sums, fade, out=self.sums)
+        self.sums[0] *= raised * raised
+        self.counts += outliers
+        return raised
+
+    @property
+    def outliers(self) -> Tensor:
+        """How many there were."""
+        return self.counts.sum()
+
+    def warn(self) -> None:
+        """Say, once, that there were outliers; for steps that wait for the device anyway."""
+        if not self._warned and int(self.outliers) > 0:
+            self._warned = True
+            warnings.warn(
+                f"{int(self.outliers)} losses so far were ten times and more above what their noise levels usually have: they "
+                "count as a rise by 10 % at most. Look at the data, or lower the learning rate",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.young])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.young = int(state[0])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name, fresh in Usual(self.sums.shape[1]).state_dict().items():  # saved before there was a limit: start anew
+            state_dict.setdefault(prefix + name, fresh)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
 class RunningLoss(KeepsPrecision):
     """Mean and second moment of the loss in intervals of u.
 
@@ -80,7 +166,7 @@ class RunningLoss(KeepsPrecision):
         edges: K + 1 increasing numbers from 0 to 1.
         decay: what the past counts, each time an interval is seen again.
 
-    Losses that are not finite are left out.
+    Losses that are not finite are left out, and outliers bounded (`usual`).
     """
 
     def __init__(self, edges: Tensor, decay: float = 0.98) -> None:
@@ -91,6 +177,7 @@ class RunningLoss(KeepsPrecision):
         bins = len(edges) - 1
         self.register_buffer("edges", edges.float().clone())
         self.register_buffer("sums", torch.zeros(3, bins, dtype=torch.float32))  # decayed: count, loss, loss^2
+        self.usual = Usual(bins)
         self.register_buffer("bins", torch.arange(bins), persistent=False)
         self.register_buffer("one", torch.ones((), dtype=torch.float32), persistent=False)
         self.edges: Tensor
@@ -98,19 +185,33 @@ class RunningLoss(KeepsPrecision):
         self.bins: Tensor
         self.one: Tensor
 
-    def update(self, u: Tensor, losses: Tensor) -> Tensor:
+    def update(self, u: Tensor, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         """Take in one step's losses of this rank and return what all ranks had: (4, K), the number of losses in each interval,
         their sum, the sum of their squares, and how many were not finite. A collective call that does not wait for the device.
 
         A masked sum, not a scatter, so that the bits are the same in every run; and few kernels, since it is made every step.
+
+        Args:
+            weights: what the losses are to be multiplied by; outliers are told by the losses themselves.
         """
-        finite = torch.isfinite(losses)
-        losses = torch.where(finite, losses, 0.0)
-        member = torch.bucketize(u, self.edges[1:-1], right=True)[:, None] == self.bins
-        rows = torch.stack([finite, losses, losses * losses, ~finite])
-        batch = distributed.gather_sum(torch.where(member, rows[:, :, None], 0.0).sum(1))
+        where = torch.bucketize(u, self.edges[1:-1], right=True)
+        losses = self.usual.tamed(where, losses)
+        squares = losses * losses
+        weighted = losses if weights is None else weights * losses
+        weighted_squares = squares if weights is None else weighted * weighted
+        finite = (squares if weights is None else torch.maximum(squares, weighted_squares)) < LARGEST**2
+        outlier = self.usual.beyond(where, squares) & finite
+        ordinary = finite ^ outlier
+        values = torch.where(ordinary, torch.stack([weighted, weighted_squares, squares]), 0.0)
+        rows = torch.stack([outlier, values[2]]), torch.stack([ordinary, values[0], values[1], ~finite])
+        member = where[:, None] == self.bins
+        sums = [torch.where(member, one[:, :, None], 0.0).sum(1) for one in rows]  # apart: how a GPU adds depends on the size
+        everything = distributed.gather_sum(torch.cat(sums))
+        batch = everything[2:]
         fade = torch.where(batch[0] > 0, self.decay, self.one)  # of two numbers it would be in torch's default precision
+        raised = self.usual.learn(everything[1:3], everything[0], fade)
         torch.addcmul(batch[:3], self.sums, fade, out=self.sums)
+        self.sums[1:] *= raised
         return batch
 
     @property

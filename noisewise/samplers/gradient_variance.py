@@ -9,6 +9,7 @@ from torch import Tensor
 
 from noisewise import distributed
 from noisewise.feedback import check_evaluation, preserved_buffers, preserved_random_state, set_aside_gradients
+from noisewise.levels import check_size
 from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers.base import Draw, LossAt
@@ -44,7 +45,7 @@ class GradientVariance(Learner):
         if not 0 <= decay < 1:
             raise ValueError(f"decay must lie in [0, 1), got {decay}")
         process, common["objective"] = split_objective(process, common.get("objective"))
-        strata = min(strata, process.steps or strata)
+        strata = min(check_size("strata", strata), process.steps or strata)
         super().__init__(process, Histogram(torch.ones(strata)), floor=floor, **common)
         self.every, self.rows, self.decay = every, rows, decay
         self.register_buffer("variance", torch.zeros(strata, dtype=torch.float32))

@@ -1,5 +1,6 @@
 """Piecewise-constant densities on [0, 1]: the one representation behind every sampler without a closed form."""
 
+import math
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class Histogram(nn.Module):
         self.mass: Tensor
         self.cumulative: Tensor
         self.rows: Tensor
-        if not bool(torch.isfinite(mass).all()) or bool((mass < 0).any()) or not float(mass.sum()) > 0:
+        if not bool(torch.isfinite(mass).all()) or bool((mass < 0).any()) or not 0 < float(mass.sum()) < math.inf:
             raise ValueError("a density must be finite, nowhere negative and positive somewhere on this process")
         self.set(mass)
 

@@ -111,6 +111,10 @@ class Learner(Sampler):
         """Losses weighted by the target."""
         return self._weighted(1, losses, u)
 
+    def target_of_plain(self, u: Tensor) -> Tensor | None:
+        """What `on_target` multiplies losses by; None where it takes them as they are."""
+        return None if self.target is None else self._weights(1, u)
+
     def in_training(self, losses: Tensor, u: Tensor) -> Tensor:
         """Losses weighted as the training loop weights them."""
         return self._weighted(0, losses, u)
@@ -131,10 +135,12 @@ class Learner(Sampler):
         return self.on_target(ones, u), self.in_training(ones, u)
 
     def _weighted(self, which: int, losses: Tensor, u: Tensor) -> Tensor:
+        return losses if self._weightings[which] is None else self._weights(which, u) * losses
+
+    def _weights(self, which: int, u: Tensor) -> Tensor:
         weighting = self._weightings[which]
-        if weighting is None:
-            return losses
-        return self._tabled(which, lambda u: weighting.weights(self.objective, u).detach(), u) * losses
+        assert weighting is not None
+        return self._tabled(which, lambda u: weighting.weights(self.objective, u).detach(), u)
 
     def _tabled(self, name: Hashable, function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
         """function(u); where there are timesteps and the weights are fixed, looked up: it is needed at every step, and small

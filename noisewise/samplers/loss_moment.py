@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
+from noisewise.levels import check_size
 from noisewise.objective import Objective
 from noisewise.processes import Process
+from noisewise.running import LARGEST, Usual
 from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.correction import Correction
 from noisewise.samplers.histogram import Histogram
 from noisewise.samplers.learning import Learner, split_objective
 
+FADE = 0.98  # what a bin's past counts when it is judged whether a loss is an outlier, each time the bin is seen again
 LOOK = 50  # steps between two looks at the count of bad losses: each waits for the device
 
 
@@ -41,7 +44,9 @@ class LossMoment(Learner):
             raise ValueError(f"history and bins must be >= 1, got {history} and {bins}")
         process, common["objective"] = split_objective(process, common.get("objective"))
         bins = min(process.steps or bins, bins)
+        check_size("bins x history", bins * history, 10_000_000)
         super().__init__(process, Histogram(torch.ones(bins)), floor=floor, correction=correction, **common)
+        self.usual = Usual(bins)
         self.register_buffer("losses", torch.zeros(bins, history, dtype=torch.float32))
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
         self.losses: Tensor
@@ -51,17 +56,27 @@ class LossMoment(Learner):
     def feedback(self, draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> Iterator[None]:
         losses = self.check_losses(losses)
         yield
-        self._learn(draw.u, self.on_target(losses, draw.u))
+        self._learn(draw.u, losses, self.on_target(torch.ones_like(losses), draw.u))
 
     @torch.no_grad()
-    def _learn(self, u: Tensor, losses: Tensor) -> None:
-        pairs = distributed.gather_rows(torch.stack([u.float(), losses], 1))
-        which, values = self.table.bin(pairs[:, 0]), pairs[:, 1]
+    def _learn(self, u: Tensor, losses: Tensor, weights: Tensor) -> None:
+        rows = distributed.gather_rows(torch.stack([u.float(), losses, weights], 1))
+        which, losses, weights = self.table.bin(rows[:, 0]), rows[:, 1], rows[:, 2]
         bins, history = self.losses.shape
-        which = torch.where(torch.isfinite(values), which, bins)  # one bin more, for what is not a number
-        self.skipped.count((which == bins).sum())
+        losses = self.usual.tamed(which, losses)
+        values, squares = weights * losses, losses * losses
+        finite = torch.maximum(values * values, squares) < LARGEST**2
+        self.skipped.count((~finite).sum())
+        outlier = self.usual.beyond(which, squares) & finite
+        ordinary = finite ^ outlier
+        member = which[:, None] == torch.arange(bins, device=u.device)
+        rows = torch.stack([outlier, torch.where(ordinary, squares, 0.0), ordinary])
+        seen = torch.where(member, rows[:, :, None], 0.0).sum(1)
+        raised = self.usual.learn(seen[1:], seen[0], torch.where(seen[2] > 0, FADE, torch.ones_like(seen[0])))
         if self.step % LOOK == 0:
             self.skipped.warn()
+            self.usual.warn()
+        which = torch.where(ordinary, which, bins)  # one bin more, for what is not to be kept
         order = torch.argsort(which, stable=True)
         which, values = which[order], values[order]
         in_batch = (which[:, None] == torch.arange(bins + 1, device=u.device)).sum(0)
@@ -73,7 +88,7 @@ class LossMoment(Learner):
         which = torch.where(stale, bins, which)
         kept = torch.cat([self.losses, self.losses.new_zeros(1, history)])
         kept[which, slot] = torch.where(which == bins, 0.0, values)
-        self.losses.copy_(kept[:bins])
+        self.losses.copy_(kept[:bins] * raised[:, None])
         self.counts += in_batch[:bins]
         warm = (self.counts >= history).all()
         self.propose(torch.where(warm, self.losses.pow(2).mean(1).sqrt(), torch.ones_like(self.table.mass)))

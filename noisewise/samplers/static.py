@@ -1,6 +1,7 @@
 """Fixed densities of u with a closed form. Cards: docs/methods/."""
 
 import math
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from noisewise.samplers.base import Sampler
 
 BINS = 1000
 """Intervals of u for tabulated densities in continuous time; a discrete process brings its own number of timesteps."""
+
+LARGEST = 100_000
+"""Of Beta's parameters: its continued fraction has converged there."""
 
 
 def bins_of(process: Process) -> int:
@@ -120,7 +124,7 @@ class Table(Sampler):
         if (values is None) == (file is None):
             raise ValueError("give either values (numbers or a function of u) or file (a .npy file), not both and not neither")
         if file is not None:
-            values = torch.from_numpy(np.load(file, allow_pickle=False))
+            values = _numbers_of(Path(file))
         if callable(values):
             values = values(middles(bins_of(process)))
         mass = torch.as_tensor(values, dtype=torch.float64)
@@ -129,12 +133,23 @@ class Table(Sampler):
         super().__init__(process, table=mass, **common)
 
 
+def _numbers_of(file: Path) -> Tensor:
+    """What a .npy file holds; a name that is no file, such as a pipe or a device, is an error before it is read."""
+    try:
+        if file.exists() and not file.is_file():
+            raise ValueError("it is not a plain file")
+        return torch.from_numpy(np.load(file, allow_pickle=False).astype(np.float64))
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValueError(f"a table is a .npy file of numbers, and {str(file)[:200]!r} cannot be read: {reason}") from None
+
+
 class Beta(Sampler):
     """u ~ Beta(a, b), tabulated: the exact mass of each timestep (of 1,000 intervals in continuous time)."""
 
     def __init__(self, process: Process, a: float = 1.0, b: float = 1.0, **common: Any) -> None:
-        if not (a > 0 and b > 0):
-            raise ValueError(f"Beta needs a > 0 and b > 0, got {a} and {b}")
+        if not (0 < a <= LARGEST and 0 < b <= LARGEST):
+            raise ValueError(f"Beta needs a and b above 0 and at most {LARGEST:,}, got {a} and {b}")
         edges = torch.arange(bins_of(process) + 1, dtype=torch.float64) / bins_of(process)
         super().__init__(process, table=beta_cdf(edges, a, b).diff().clamp(min=0), **common)
 

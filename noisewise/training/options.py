@@ -110,15 +110,25 @@ def _reason(parser: ArgumentParser, path: Path, error: Exception) -> str:
         place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         return f"this is no YAML{place}: {bad.problem or bad.context}"
     except yaml.YAMLError:
-        return str(error)
+        return _line(error)
     if not isinstance(content, dict):
         what = "there are no settings in it" if content is None else f"{str(content)[:40]!r} is no setting"
         return f"{what}: write them as YAML, one a line, as in steps: 1000"
     known = [option.removeprefix("--") for action in parser._actions for option in action.option_strings]
     unknown = [name for name in dotted(content) if name not in known and not name.startswith(FREE_FORM)]
     if not unknown or unknown[0] in (field.name for field in fields(Config)):  # a group with a single value
-        return str(error)
+        return _line(error)
     return no_setting(unknown[0], known)
+
+
+def _line(error: Exception) -> str:
+    """What jsonargparse says, in one line; of a value that has none of several types the name, the types and the value."""
+    text = " ".join(str(error).split())
+    found = re.search(r'key "([^"]+)": Does not validate .*?Subtypes: \[(.*?)\] Errors: .* Given value: (.*)$', text)
+    if found is None:
+        return text
+    kinds = re.sub(r"<class '([\w.]+)'>", r"\1", found[2]).replace("NoneType", "null").replace(", ", " or ")
+    return f"{found[1]} must be {kinds}, got {found[3][:80]}"
 
 
 def parse_config(
@@ -147,7 +157,7 @@ def parse_config(
         words = [name for name in names if name not in known and not name.startswith(free)]
         close = [meant for word in words if (meant := closest(word, known))]
         hint = f"; did you mean {' or '.join(close)}?" if close and "nrecognized" in str(error) else ""
-        raise ValueError(f"{error}{hint}") from error
+        raise ValueError(f"{_line(error)}{hint}") from error
     files = [str(file) for file in namespace.config or [] if file is not None]
     texts = [Path(file).read_text() for file in files if os.path.isfile(file)]
     return with_words(to_config(parser, namespace), texts, [word.partition("=")[0] for word in arguments])

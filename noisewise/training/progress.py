@@ -96,6 +96,7 @@ def summary(row: dict[str, Any]) -> str:
         f"drawn {sparkline(coarser(row['density_by_level']), low=0.0)}",
         f"{speed:.1f} it/s" if speed else "",
         f"{row['skipped']} skipped" if row["skipped"] else "",
+        f"{row['outliers']} outliers" if row.get("outliers") else "",
     ]
     return "  ".join(part for part in parts if part)
 

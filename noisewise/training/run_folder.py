@@ -79,6 +79,7 @@ class RunFolder:
                 inside(self.path, self.path / name)
             self._take_lock()
             sweep(self.path)
+            sweep(self.samples)
             if not self.config_file.exists():
                 self.write_config(config)
             self._append(self.path / "environment.jsonl", environment())
@@ -177,12 +178,12 @@ def sweep(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, content: str | bytes) -> None:
     """Write a file so that it is either the old one or the new one, whatever happens."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         with open_new(temporary) as file:
-            file.write(text.encode())
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

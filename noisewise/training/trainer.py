@@ -151,6 +151,7 @@ class Trainer:
         steps, seconds = self.step - self._mark[0], self.seconds - self._mark[1]
         self._mark = (self.step, self.seconds)
         world = distributed.world_size()
+        outliers = int(self.monitor.running.usual.outliers)
         return {
             "step": self.step,
             "samples": self.samples,
@@ -164,6 +165,7 @@ class Trainer:
             "density_by_level": _rounded(mean_density(self.sampler, FINE)),
             "objective_by_level": _rounded(self.objective_by_level()),
             "effective_share": round(float(self.monitor.effective_share), 5),
+            **({"outliers": outliers} if outliers else {}),
             **({"processes": world} if world > 1 else {}),
         }
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from noisewise import distributed
 from noisewise.feedback import Snapshot, check_evaluation, evaluate, preserved_random_state, set_aside_gradients
+from noisewise.levels import check_size
 from noisewise.samplers.adaptive.estimator import Estimator
 from noisewise.samplers.base import Draw, LossAt
 from noisewise.streams import stream_key, uniforms
@@ -61,6 +62,8 @@ class LookaheadEstimator(Estimator):
         super().__init__()
         if horizon < 1 or probe < 1 or warmup < 0:
             raise ValueError(f"horizon and probe must be >= 1 and warmup >= 0, got {horizon}, {probe} and {warmup}")
+        for name, size in (("probe", probe), ("horizon", horizon), ("warmup", warmup)):
+            check_size(name, size, 2**53)
         if not 0 < share <= 1 or not budget > 0 or not 0 <= decay < 1 or not temperature > 0:
             raise ValueError(
                 "share must lie in (0, 1], budget and temperature be positive and decay lie in [0, 1), "

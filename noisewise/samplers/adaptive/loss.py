@@ -44,11 +44,13 @@ class LossEstimator(Estimator):
         losses = sampler.check_losses(losses)
         yield
         with torch.no_grad():
-            batch = self.running.update(draw.u, sampler.on_target(losses, draw.u))
+            batch = self.running.update(draw.u, losses, sampler.target_of_plain(draw.u))
             sampler.skipped.count(batch[3].sum())
             step = sampler.step + 1
             if step >= self.warmup and step % self.every == 0:
+                self.running.usual.warn()
                 sampler.settle(self.running.mean().clamp(min=0) ** self.power * sampler.table.widths)
 
     def reset(self) -> None:
         self.running.sums.zero_()
+        self.running.usual.sums.zero_()

@@ -18,6 +18,8 @@ from noisewise.weighting import VLB
 def _paper(
     process: Process, settings: dict[str, Any], estimator: type[ExactBeta] = PaperEstimator, **published: Any
 ) -> AdaptiveSampler:
+    if "estimator" in settings:
+        raise ValueError("this preset is an estimator of its own: leave estimator out, or write adaptive:estimator=...")
     bound, weighting = VLB(normalise=False), settings.get("weighting")
     common = {
         "strata": check_process(process).steps or 1000,

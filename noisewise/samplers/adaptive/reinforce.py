@@ -18,6 +18,8 @@ from torch import Tensor
 
 from noisewise import distributed
 from noisewise.feedback import check_pairing, evaluate
+from noisewise.levels import check_size
+from noisewise.running import LARGEST
 from noisewise.samplers.adaptive.estimator import Estimator
 from noisewise.samplers.adaptive.policy import Adam, BetaPolicy, beta_masses
 from noisewise.samplers.adaptive.selection import get_selection
@@ -87,6 +89,9 @@ class ReinforceEstimator(Estimator):
             raise ValueError(
                 f"hidden must be >= 1, depth >= 0, lr > 0 and entropy >= 0, got {hidden}, {depth}, {lr} and {entropy}"
             )
+        check_size("queue x strata", queue * strata, 10_000_000)
+        check_size("hidden", hidden, 10_000)
+        check_size("depth", depth, 100)
         self.every, self.chosen, self.entropy = every, chosen, entropy
         self.hidden, self.depth, self.lr = hidden, depth, lr
         if probe_batch is not None and probe_batch < 1:
@@ -219,7 +224,7 @@ class ReinforceEstimator(Estimator):
         if self.scale_free:
             change = torch.log(before.clamp(min=1e-12)) - torch.log(after.clamp(min=1e-12))
             change = torch.where(torch.isfinite(before - after), change, torch.nan)
-        return change
+        return torch.where(change.abs() < LARGEST, change, torch.nan)
 
     def rewards(self, draw: Draw, change: Tensor) -> Tensor:
         """(B,): a sample's own changes over S."""

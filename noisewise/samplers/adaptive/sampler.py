@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisewise.levels import check_size
 from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers.adaptive.estimator import Estimator
@@ -75,7 +76,8 @@ class AdaptiveSampler(Learner):
         for name in settings:
             takers = [other for other, kind in ESTIMATORS.items() if name in _settings_of(kind)]
             if takers:
-                raise ValueError(f"{name} is a setting of the {takers[0]} estimator, not of {estimator}")
+                which = estimator if isinstance(estimator, str) else estimator.__name__
+                raise ValueError(f"{name} is a setting of the {takers[0]} estimator, not of {which}")
         edges = stratum_edges(process, learned_by.strata if strata is None else strata, over)
         table = Histogram((edges[1:] - edges[:-1]).double(), edges)
         correction = Correction.parse(learned_by.correction if correction is None else correction)
@@ -165,6 +167,7 @@ def stratum_edges(process: Process, strata: int, over: str) -> Tensor:
     """Edges of the strata in u; a discrete process is never cut inside a timestep."""
     if strata < 1:
         raise ValueError(f"strata must be >= 1, got {strata}")
+    check_size("strata", strata)
     if over not in ("u", "log_snr"):
         raise ValueError(f'over must be "u" or "log_snr", got {over!r}')
     fine = process.steps or 4096

@@ -1,0 +1,86 @@
+"""Whether a recipe makes sense, looked at once when it is made: settings can be legal one by one and nonsense together."""
+
+import torch
+from torch import Tensor
+
+from noisewise.levels import middles, visible
+from noisewise.objective import Objective
+from noisewise.processes import Process
+from noisewise.samplers.base import GRID, Sampler, fine_grid
+from noisewise.samplers.combine import Combined
+from noisewise.samplers.histogram import Histogram
+from noisewise.samplers.learning import Learner
+from noisewise.weighting import NoWeight, Weighting
+
+AMISS = 0.01  # what the integral of a density may be away from 1: rounding and our grid make far less
+COUNTED = 0.2  # at least this share of the draws must have a weight above 0
+LEAST = 2.0**-23  # beyond it samplers keep what float32 cannot tell from 0 and 1
+MEANS = (1e-12, 1e15)  # of weights: below, Adam's epsilon hides every gradient; above, float32 overflows
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def check_sound(sampler: Sampler, weighting: Weighting, objective: Objective, spec: str) -> None:
+    """An error, in one line, if the density is not one or the weights leave nothing to train on."""
+    if not visible(middles(1, sampler.device), wait=True):
+        return
+    if not _usable(sampler.process, sampler.device):
+        raise ValueError(f"{spec!r} cannot train on {sampler.process}: its scales or its log SNR are not numbers everywhere")
+    for part in sampler.modules():
+        if isinstance(part, Sampler) and part.table is None and not part.conditional:
+            total = _inside(part) if isinstance(part, Combined) else integral(part)  # a combination of densities is one
+            if not abs(total - 1) <= AMISS:
+                raise ValueError(
+                    f"{spec!r}: the density of {type(part).__name__} integrates to {total:.3g}, not 1: its draws lie where "
+                    "float32 cannot tell noise levels apart (less extreme settings help), or it is not the density of its draws"
+                )
+    u = _draws(sampler)
+    _check_weights(weighting, objective, u, f"{spec!r}: the loss weights")
+    for part in sampler.modules():
+        if isinstance(part, Learner) and part.target not in (None, weighting):
+            assert part.target is not None
+            _check_weights(part.target, part.objective, u, f"{spec!r}: the weights of the target")
+
+
+def integral(sampler: Sampler) -> float:
+    """Of the density, by the midpoint rule, over intervals that are fine where the sampler draws."""
+    bins = min(sampler.process.steps or 1000, 10_000)
+    even = torch.arange(bins + 1, device=sampler.device, dtype=torch.float32) / bins
+    tables = [part.edges for part in sampler.modules() if isinstance(part, Histogram)]
+    edges = torch.cat([even, _draws(sampler).to(even), *tables]).clamp(LEAST, 1 - LEAST).sort().values
+    between = (edges[1:] + edges[:-1]) / 2
+    return float((sampler.density(between).double() * edges.double().diff()).sum())
+
+
+def _inside(sampler: Sampler) -> float:
+    """The share of draws that are not kept at one of the ends."""
+    u = _draws(sampler)
+    return float(((u > LEAST) & (u < 1 - LEAST)).double().mean())
+
+
+def _draws(sampler: Sampler) -> Tensor:
+    """Noise levels as it draws them, evenly spread; of all levels alike where they depend on the data."""
+    v = middles(GRID, sampler.device)
+    return v if sampler.conditional and sampler.table is None else sampler.quantile(v)
+
+
+def _usable(process: Process, device: torch.device) -> bool:
+    u = fine_grid(process, device)
+    return bool(torch.isfinite(torch.cat(process.scales(u))).all()) and not bool(torch.isnan(process.log_snr(u)).any())
+
+
+def _check_weights(weighting: Weighting, objective: Objective, u: Tensor, whose: str) -> None:
+    """At the levels that are drawn, `u`, and on the process's grid."""
+    if isinstance(weighting, NoWeight):
+        return
+    weighting = weighting.to(u.device)
+    grid = torch.cat([u, fine_grid(objective.process, u.device)]).split(1024)  # a learned weight has a row for each
+    everywhere = torch.cat([weighting.weights(objective, part) for part in grid]).double()
+    drawn = everywhere[: len(u)]
+    mean, counted = float(drawn.mean()), float((drawn > 0).double().mean())
+    if not bool(torch.isfinite(everywhere).all()):
+        raise ValueError(f"{whose} are not finite at every noise level of {objective.process}: choose less extreme settings")
+    if not counted >= COUNTED:
+        raise ValueError(f"{whose} are 0 for {1 - counted:.1%} of the draws on {objective.process}: nearly nothing is trained")
+    if not MEANS[0] <= mean <= MEANS[1]:
+        raise ValueError(f"{whose} have a mean of {mean:.2g} on {objective.process}: choose less extreme settings")

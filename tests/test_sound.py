@@ -1,0 +1,112 @@
+"""A recipe that makes no sense is refused when it is made, in one line, before anything large is allocated."""
+
+import resource
+
+import pytest
+import torch
+
+import noisewise
+from noisewise.objective import Objective
+from noisewise.processes import DDPM, EDM, VE, VP, Flow
+from noisewise.recipes import Recipe
+from noisewise.samplers import SAMPLERS, Sampler, Uniform
+from noisewise.sound import integral
+from noisewise.weighting import WEIGHTINGS, OfLogSNR
+
+ALL_PROCESSES = [DDPM.linear(), DDPM.cosine(), DDPM.linear(10), Flow(), EDM(), VP(), VE()]
+
+
+@pytest.mark.parametrize("process", [DDPM.linear(), DDPM.cosine(), Flow(), EDM()], ids=str)
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ("lognormal:mean=50", "the density of LogitNormal integrates to 0, not 1"),
+        ("lognormal:std=10", r"the density of LogitNormal integrates to 0.889, not 1"),
+        ("lognormal:std=1e-9", "the density of LogitNormal integrates to"),
+        ("mix:of=(lognormal:mean=50)", "the density of Mix integrates to 0.1, not 1"),
+        ("shift:of=uniform,shift=1e8", "the density of Shift integrates to"),
+        ("p2:gamma=1e5", "the loss weights are 0 for"),
+        ("minsnr:gamma=1e-320", "the loss weights are 0 for 100.0% of the draws"),
+        ("minsnr:gamma=1e-30", "the loss weights have a mean of"),
+        ("bell:scale=1e-8", "the loss weights are 0 for"),
+        ("edm_weight:sigma_data=1e30", "the loss weights are not finite"),
+        ("adaptive:target=(minsnr:gamma=1e-320)", "the weights of the target are 0 for 100.0% of the draws"),
+    ],
+)
+def test_nonsense_is_refused(spec, why, process):
+    with pytest.raises(ValueError, match=why) as refused:
+        noisewise.recipe(spec, process)
+    assert "\n" not in str(refused.value)
+    assert spec in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "adaptive:strata=1e9",
+        "adaptive:strata=1e9,over=log_snr",
+        "paper_imagenet:strata=1e8",
+        "gradient_variance:strata=1e9",
+        "loss_moment:bins=1e9",
+        "loss_moment:history=1e9",
+        "adaptive:estimator=reinforce,queue=1e9",
+        "learned:features=1e9",
+        "beta:a=1e308",
+    ],
+)
+def test_tables_that_nothing_can_hold_are_refused_before_they_are_made(spec):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match="at most"):
+        noisewise.recipe(spec, Flow())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 100_000  # kilobytes
+
+
+def test_schedules_have_a_size():
+    with pytest.raises(ValueError, match=r"steps must be at most 100,000, got 1e\+12"):
+        noisewise.spec.build_process("cosine:steps=1e12")
+
+
+@pytest.mark.parametrize("process", ALL_PROCESSES, ids=str)
+def test_every_name_makes_sense_on_every_process(process):
+    for name in [*SAMPLERS, *WEIGHTINGS]:
+        if name not in ("table", "mix", "shift", "product", "curriculum", "switch"):
+            noisewise.recipe(name, process)
+
+
+@pytest.mark.parametrize("values", [torch.rand(777), torch.arange(777) % 2.0, torch.tensor([1.0, 0.0])])
+def test_a_combination_with_a_table_of_any_length_makes_sense(values):
+    table = SAMPLERS["table"](Flow(), values=values)
+    for name in ("mix", "shift"):
+        Recipe(SAMPLERS[name](Flow(), of=table))
+
+
+class Halved(Sampler):
+    """Draws from the lower half, and says it draws from all."""
+
+    def density(self, u, x0=None):
+        return torch.ones_like(u) / 2
+
+    def quantile(self, v, x0=None):
+        return v / 2
+
+
+def test_a_density_that_is_none_is_refused():
+    assert integral(Uniform(Flow())) == pytest.approx(1, abs=1e-5)
+    with pytest.raises(ValueError, match=r"the density of Halved integrates to 0\.5, not 1"):
+        Recipe(Halved(Flow()))
+
+
+def test_weights_count_where_the_sampler_draws():
+    window = OfLogSNR(lambda log_snr: (log_snr > 3).float())
+    with pytest.raises(ValueError, match=r"the loss weights are 0 for 81\.\d% of the draws"):
+        Recipe(Uniform(Flow()), window)
+    Recipe(SAMPLERS["laplace"](Flow(), location=5), window)
+
+
+def test_the_callers_random_state_and_gradients_are_left_alone():
+    before = torch.get_rng_state()
+    recipe = noisewise.recipe("mix:of=lognormal+learned", Objective(Flow()))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(one.grad is None for one in recipe.parameters())
+    with torch.inference_mode():
+        noisewise.recipe("lognormal+minsnr", DDPM.linear())
