@@ -332,7 +332,7 @@ def _poisoned(
             optimizer.zero_grad()
             continue
         loss.backward()
-        if not bool(torch.isfinite(loss)) or step == bad:  # as any loop does that skips such steps
+        if not bool(torch.isfinite(loss)) or step in (bad, bad + 1):  # as any loop does that skips such steps
             optimizer.zero_grad()
         optimizer.step()
         optimizer.zero_grad()

@@ -335,3 +335,36 @@ def test_a_state_from_before_there_was_a_limit_is_taken():
     other.load_state_dict(state)
     assert torch.equal(other.sums, running.sums)
     assert float(other.usual.sums.sum()) == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("young", [0, 100])
+def test_on_a_gpu_nothing_waits_and_a_recorded_update_bounds_outliers_too(young):
+    running, _ = settled()
+    running.usual.young = young
+    there = RunningLoss(even_edges(20), 0.98)
+    there.load_state_dict(running.state_dict())
+    there.cuda()
+    u, losses = torch.rand(64, device="cuda"), torch.rand(64, device="cuda")
+    weights = 1 + u
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            there.update(u, losses, weights)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        there.update(u, losses, weights)
+    running.update(u.cpu(), losses.cpu(), weights.cpu())
+    before = there.mean()
+    for bad in (0.5, 1e6, math.nan, 1e20):
+        losses[3] = bad
+        graph.replay()
+        running.update(u.cpu(), losses.cpu(), weights.cpu())
+    assert float(there.usual.outliers) == float(running.usual.outliers) == 1
+    assert (there.mean() / before).max().item() <= 1.2
+    torch.testing.assert_close(there.sums.cpu(), running.sums, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(there.usual.sums.cpu(), running.usual.sums, rtol=1e-4, atol=1e-5)

@@ -250,6 +250,9 @@ class Config:
         for name, value in not_negative.items():
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
+        for name, value in {**positive, **not_negative}.items():
+            if isinstance(value, int) and value >= (most := 10**7 if name == "batch" else 2**63):
+                raise ValueError(f"{name} must be below {most:,}, got {value}")
         for name in ("images", "quick_images"):
             if getattr(self.evaluation, name) < 2:
                 raise ValueError(f"evaluation.{name} must be >= 2 for a distance, got {getattr(self.evaluation, name)}")

@@ -644,3 +644,11 @@ def test_so_it_is_on_the_command_line_among_good_ones(tmp_path, text, said, join
         load_preset("digits", *files)
     assert str(bad) in str(failure.value) or text == "optimizer: 3"
     assert "good.yaml" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [({"batch": 2**63}, "batch"), ({"batch": 10**7}, "batch"), ({"steps": 2**63}, "steps")]
+)
+def test_numbers_that_nothing_can_hold_are_refused(change, name):
+    with pytest.raises(ValueError, match=f"{name} must be below"):
+        Config(**change).check()

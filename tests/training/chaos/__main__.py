@@ -242,7 +242,7 @@ def chaos() -> Iterator[Chaos | None]:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(library)}
         env |= {"XDG_STATE_HOME": place}
         env.pop("NOISEWISE_TRACEBACK", None)
-        command = [sys.executable, "-m", "tests.training.chaos.server"]
+        command = [sys.executable, "-m", "tests.training.chaos.server", json.dumps(WORDS)]
         server = subprocess.Popen(command, env=env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None

@@ -4,11 +4,14 @@ Reads a JSON object a line: the words of the command, the folder to watch, and w
 """
 
 import ctypes
+import io
 import json
 import os
 import signal
 import sys
+import tempfile
 import time
+from contextlib import redirect_stderr, redirect_stdout
 
 import torch
 
@@ -40,6 +43,8 @@ def child(case: dict) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        noisewise.commands.cli.main([*json.loads(sys.argv[1]), f"--out={place}/run"])  # imports the rest
     print("ready", flush=True)
     for line in sys.stdin:
         case = json.loads(line)
