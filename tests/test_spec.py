@@ -35,6 +35,7 @@ NEEDED = {
     "product": "of=uniform,weight=minsnr",
     "curriculum": "start=uniform,end=(logit_normal:std=2)",
     "switch": "first=uniform,then=(mix:of=speed),at=10",
+    "curriculum_sampling": "total=1000",
 }
 
 

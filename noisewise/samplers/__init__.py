@@ -7,7 +7,9 @@ from noisewise.samplers.adaptive import AdaptiveSampler, paper_celebahq, paper_c
 from noisewise.samplers.base import Draw, LossAt, Sampler
 from noisewise.samplers.combine import Curriculum, Mix, Product, Shift, Switch
 from noisewise.samplers.correction import Correction, effective_sample_size
+from noisewise.samplers.curriculum_sampling import CurriculumSampling
 from noisewise.samplers.gradient_variance import GradientVariance
+from noisewise.samplers.infonoise import InfoNoise
 from noisewise.samplers.log_snr import EDMLogNormal, Laplace
 from noisewise.samplers.loss_moment import LossMoment
 from noisewise.samplers.speed import PublishedSpeeD, SpeeD
@@ -29,11 +31,13 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "product": Product,
     "curriculum": Curriculum,
     "switch": Switch,
+    "curriculum_sampling": CurriculumSampling,
     "loss_moment": LossMoment,
     "loss_adaptive": partial(
         AdaptiveSampler, estimator="loss", floor=0.2, strata=100, over="log_snr", correction="unbiased", draws="independent"
     ),
     "gradient_variance": GradientVariance,
+    "infonoise": InfoNoise,
     "adaptive": AdaptiveSampler,
     "paper_cifar10": paper_cifar10,
     "paper_celebahq": paper_celebahq,
@@ -52,9 +56,11 @@ __all__ = [
     "Correction",
     "CosMap",
     "Curriculum",
+    "CurriculumSampling",
     "Draw",
     "EDMLogNormal",
     "GradientVariance",
+    "InfoNoise",
     "Laplace",
     "LogitNormal",
     "LossAt",

@@ -16,9 +16,14 @@ SPECS = {
     "product": ["product:of=uniform,weight=(minsnr:gamma=5)"],
     "curriculum": ["curriculum:start=uniform,end=(speed:k=5),steps=12"],
     "switch": ["switch:first=uniform,then=(loss_adaptive:warmup=0,every=4),at=6"],
+    "curriculum_sampling": ["curriculum_sampling:total=12,share=0.5"],
     "loss_moment": ["loss_moment:bins=8,history=3"],
     "loss_adaptive": ["loss_adaptive:warmup=0,every=4+minsnr"],
     "gradient_variance": ["gradient_variance:strata=4,every=2,rows=4"],
+    "infonoise": [
+        "infonoise:warmup=2,every=2,strata=12,floor=0.1",
+        "infonoise:pivot=none,warmup=0,every=3,strata=8,floor=0.3",
+    ],
     "adaptive": [
         "adaptive:estimator=loss,warmup=4,every=4",
         "adaptive:estimator=loss,warmup=0,every=1,floor=0.1+minsnr",
@@ -33,6 +38,7 @@ SPECS = {
 }
 
 ALL_SPECS = [spec for specs in SPECS.values() for spec in specs]
-LEARNING = ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "adaptive", "paper_cifar10", "released_cifar10")
+LEARNING = ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "infonoise", "adaptive")
+LEARNING += ("paper_cifar10", "released_cifar10")
 LEARNERS = [spec for name in LEARNING for spec in SPECS[name]]
 CORRECTIONS = ["none", "unbiased", "clipped(3)", "tempered(0.5)"]

@@ -35,7 +35,7 @@ MADE_OF_SAMPLERS = {"mix", "shift", "product", "curriculum", "switch"}  # which 
 @pytest.mark.parametrize("name", sorted(set(SAMPLERS) - MADE_OF_SAMPLERS))
 @pytest.mark.parametrize("given", [DDPM.linear, "linear", None])
 def test_what_is_no_process_is_refused_by_name(name, given):
-    settings = {"values": [1.0]} if name == "table" else {}
+    settings = {"table": {"values": [1.0]}, "curriculum_sampling": {"total": 10}}.get(name, {})
     with pytest.raises(
         TypeError, match=r"the first argument must be a Process, such as DDPM\.linear\(\)(, or an Objective)?, got"
     ):
