@@ -12,6 +12,7 @@ from noisewise.samplers.gradient_variance import GradientVariance
 from noisewise.samplers.infonoise import InfoNoise
 from noisewise.samplers.log_snr import EDMLogNormal, Laplace
 from noisewise.samplers.loss_moment import LossMoment
+from noisewise.samplers.slices import Piecewise, Window
 from noisewise.samplers.speed import PublishedSpeeD, SpeeD
 from noisewise.samplers.static import Beta, CosMap, LogitNormal, Mode, Table, Uniform
 
@@ -31,6 +32,8 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "product": Product,
     "curriculum": Curriculum,
     "switch": Switch,
+    "piecewise": Piecewise,
+    "window": Window,
     "curriculum_sampling": CurriculumSampling,
     "loss_moment": LossMoment,
     "loss_adaptive": partial(
@@ -67,6 +70,7 @@ __all__ = [
     "LossMoment",
     "Mix",
     "Mode",
+    "Piecewise",
     "Product",
     "PublishedSpeeD",
     "Sampler",
@@ -75,6 +79,7 @@ __all__ = [
     "Switch",
     "Table",
     "Uniform",
+    "Window",
     "effective_sample_size",
     "paper_celebahq",
     "paper_cifar10",

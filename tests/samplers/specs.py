@@ -16,6 +16,11 @@ SPECS = {
     "product": ["product:of=uniform,weight=(minsnr:gamma=5)"],
     "curriculum": ["curriculum:start=uniform,end=(speed:k=5),steps=12"],
     "switch": ["switch:first=uniform,then=(loss_adaptive:warmup=0,every=4),at=6"],
+    "piecewise": ["piecewise:stages=(0=uniform,2=(beta:a=2,b=2,correction=unbiased),6=(loss_adaptive:warmup=0,every=2))"],
+    "window": [
+        "window:low=0.2,high=0.7",
+        "window:of=(adaptive:warmup=2,every=2,correction=unbiased),low=-3,high=4,over=log_snr",
+    ],
     "curriculum_sampling": ["curriculum_sampling:total=12,share=0.5"],
     "loss_moment": ["loss_moment:bins=8,history=3"],
     "loss_adaptive": ["loss_adaptive:warmup=0,every=4+minsnr"],
@@ -38,7 +43,7 @@ SPECS = {
 }
 
 ALL_SPECS = [spec for specs in SPECS.values() for spec in specs]
-LEARNING = ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "infonoise", "adaptive")
+LEARNING = ("switch", "piecewise", "loss_moment", "loss_adaptive", "gradient_variance", "infonoise", "adaptive")
 LEARNING += ("paper_cifar10", "released_cifar10")
 LEARNERS = [spec for name in LEARNING for spec in SPECS[name]]
 CORRECTIONS = ["none", "unbiased", "clipped(3)", "tempered(0.5)"]
