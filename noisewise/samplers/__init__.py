@@ -12,6 +12,7 @@ from noisewise.samplers.gradient_variance import GradientVariance
 from noisewise.samplers.infonoise import InfoNoise
 from noisewise.samplers.log_snr import EDMLogNormal, Laplace
 from noisewise.samplers.loss_moment import LossMoment
+from noisewise.samplers.pairs import Pairs
 from noisewise.samplers.shift import Shift
 from noisewise.samplers.slices import Piecewise, Window
 from noisewise.samplers.speed import PublishedSpeeD, SpeeD
@@ -34,6 +35,7 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "curriculum": Curriculum,
     "switch": Switch,
     "piecewise": Piecewise,
+    "pairs": Pairs,
     "window": Window,
     "curriculum_sampling": CurriculumSampling,
     "loss_moment": LossMoment,
@@ -71,6 +73,7 @@ __all__ = [
     "LossMoment",
     "Mix",
     "Mode",
+    "Pairs",
     "Piecewise",
     "Product",
     "PublishedSpeeD",

@@ -21,6 +21,7 @@ SPECS = {
         "window:low=0.2,high=0.7",
         "window:of=(adaptive:warmup=2,every=2,correction=unbiased),low=-3,high=4,over=log_snr",
     ],
+    "pairs": ["pairs:of=(logit_normal:mean=-0.4)", "pairs:of=(loss_moment:bins=8,history=3),equal=0.5,how=below"],
     "curriculum_sampling": ["curriculum_sampling:total=12,share=0.5"],
     "loss_moment": ["loss_moment:bins=8,history=3"],
     "loss_adaptive": ["loss_adaptive:warmup=0,every=4+minsnr"],

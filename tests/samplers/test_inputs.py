@@ -29,7 +29,7 @@ def test_other_seeds_are_refused(seed):
         Uniform(DDPM.linear(), seed=seed)
 
 
-MADE_OF_SAMPLERS = {"mix", "shift", "product", "curriculum", "switch", "piecewise"}  # which have a process
+MADE_OF_SAMPLERS = {"mix", "shift", "product", "curriculum", "switch", "piecewise", "pairs"}  # which have a process
 
 
 @pytest.mark.parametrize("name", sorted(set(SAMPLERS) - MADE_OF_SAMPLERS))
