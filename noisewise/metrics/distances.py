@@ -3,7 +3,7 @@
 ====================  ===========================================================================================
 metric                what it is
 ====================  ===========================================================================================
-fid                   Fréchet distance of Inception features; digits-frechet with the digits' own classifier
+fid                   Fréchet distance of Inception features; digits-frechet with the digits' own, fd_dinov2 with DINOv2's
 kid                   unbiased polynomial MMD, mean and deviation over subsets
 precision_recall      Kynkäänniemi et al. 2019, k = 3
 density_coverage      Naeem et al. 2020, k = 5
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from noisewise import distributed
 from noisewise.data import Source
 from noisewise.generation.images import to_uint8
-from noisewise.metrics import digits_features, inception
+from noisewise.metrics import digits_features, dinov2, inception
 from noisewise.metrics.features import feature_batches
 from noisewise.metrics.frechet import moments_distance
 from noisewise.metrics.kid import kid
@@ -56,10 +56,25 @@ class Network:
     dim: int = inception.DIM  # how many features it gives
 
 
+FEATURES = ("inception", "dinov2")
+"""Feature networks that can be asked for."""
+
+
 def choose_network(
-    source: Source, device: torch.device | str, preprocessing: str = "pytorch-fid", weights: Path | None = None
+    source: Source,
+    device: torch.device | str,
+    preprocessing: str = "pytorch-fid",
+    weights: Path | None = None,
+    features: str = "inception",
 ) -> Network:
-    """Inception; for the embedded digits, which it does not understand, their own classifier."""
+    """Inception, or DINOv2; for the embedded digits, which neither understands, their own classifier."""
+    if features not in FEATURES:
+        raise ValueError(f"unknown features {features!r}: choose from {', '.join(FEATURES)}")
+    if features == "dinov2":
+        if preprocessing == "clean-fid":
+            raise ValueError("clean-fid is a way to resize images for Inception; DINOv2 has one of its own")
+        vit, name = dinov2.load_dinov2(weights, device)
+        return Network(vit, name, "dinov2", dinov2.METRIC, len(vit.norm.weight))
     if source.name == "digits" and source.shape == (1, 8, 8):
         if preprocessing == "clean-fid":
             raise ValueError("clean-fid is a way to resize images for Inception; the digits have a network of their own")
