@@ -13,11 +13,11 @@ from noisewise.commands.cli import main
 from noisewise.data import open_data
 from noisewise.generation.trained import load_trained
 from noisewise.metrics.digits_features import digits_features
+from noisewise.metrics.dinov2 import DINOv2
 from noisewise.metrics.frechet import features_distance
 from noisewise.metrics.likelihood import variational_bound
 from noisewise.metrics.optimal_loss import FILE, load_optimal_loss, optimal_loss
 from noisewise.training.config import EvaluationConfig
-from noisewise.metrics.dinov2 import DINOv2
 from noisewise.training.options import as_yaml, load_config
 from noisewise.training.run_folder import read_rows
 from tests.generation.runs import checkpoint_of, copy_of_run, trained_once
