@@ -5,6 +5,7 @@
     speed:k=5+change_aware               both
     logit_normal+minsnr:gamma=5          both, with a setting
     mix:of=(speed:k=5),floor=0.1         a sampler made of samplers, in brackets
+    piecewise:stages=(0=uniform,500=speed)  samplers by step
     speed_published                      both: a published method that is a density and a weight; +none: without the weight
     adaptive                             a learning sampler; this one trains Min-SNR's objective unless told otherwise
     adaptive+p2                          the same; the weighting is its target too, unless it names another; +none: no weight
@@ -106,11 +107,32 @@ def _sampler(term: Term, process: Process, common: dict[str, Any], inherited: di
     plain = Term(term.name, {key: text for key, text in term.options.items() if key not in inner})
     settings.update(_plain_settings(plain, maker))
     for key, text in inner.items():
-        inner_term, weighting = _terms(_unbracketed(text))
-        if inner_term is None or not isinstance(weighting, NoWeight):
-            raise SpecError(f"{term.name}: {key}={text} should be a sampler alone; put weightings outside, after a +")
-        settings[key] = _sampler(inner_term, process, {}, inherited)
+        if int in _kinds(accepted[key]):  # steps and samplers
+            settings[key] = {
+                step: _inner(term, f"{key}={one}", one, process, inherited) for step, one in _by_step(term, key, text).items()
+            }
+        else:
+            settings[key] = _inner(term, f"{key}={text}", text, process, inherited)
     return _call(term, maker, [process], settings)
+
+
+def _inner(term: Term, where: str, text: str, process: Process, inherited: dict[str, Any]) -> Sampler:
+    """A sampler inside another."""
+    inner_term, weighting = _terms(_unbracketed(text))
+    if inner_term is None or not isinstance(weighting, NoWeight):
+        raise SpecError(f"{term.name}: {where} should be a sampler alone; put weightings outside, after a +")
+    return _sampler(inner_term, process, {}, inherited)
+
+
+def _by_step(term: Term, key: str, text: str) -> dict[int, str]:
+    """The specs of (0=uniform,5000=(speed:k=5)) by their steps."""
+    stages: dict[int, str] = {}
+    for one in _split(_unbracketed(text), ",", text):
+        step, equals, spec = (part.strip() for part in one.partition("="))
+        if not equals or not step.isdecimal() or not spec or int(step) in stages:
+            raise SpecError(f"{term.name}: {key}={text} should be (step=sampler,...), as in (0=uniform,5000=(speed:k=5))")
+        stages[int(step)] = spec
+    return stages
 
 
 def parse(spec: str) -> list[Term]:

@@ -35,6 +35,9 @@ NEEDED = {
     "product": "of=uniform,weight=minsnr",
     "curriculum": "start=uniform,end=(logit_normal:std=2)",
     "switch": "first=uniform,then=(mix:of=speed),at=10",
+    "curriculum_sampling": "total=1000",
+    "pairs": "of=logit_normal",
+    "piecewise": "stages=(0=uniform,10=(mix:of=speed))",
 }
 
 

@@ -24,7 +24,7 @@ from noisewise.data import Source, leaving_out_corrupt, open_data, open_named
 from noisewise.generation.sets import ImageSet
 from noisewise.generation.trained import Trained, load_trained
 from noisewise.metrics import distances
-from noisewise.metrics.features import PREPROCESSING
+from noisewise.metrics.features import OF_INCEPTION
 from noisewise.metrics.heldout import check_classes, held_out_losses
 from noisewise.metrics.likelihood import VARIANCES, variational_bound
 from noisewise.metrics.optimal_loss import (
@@ -63,8 +63,14 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--metrics", default="fid", help=f"comma-separated, of {', '.join(distances.METRICS)}; none for no images"
     )
-    parser.add_argument("--preprocessing", default="pytorch-fid", choices=[name for name in PREPROCESSING if name != "digits"])
-    parser.add_argument("--weights", type=Path, help="Inception weights, if not those of the extra [fid]")
+    parser.add_argument("--preprocessing", default="pytorch-fid", choices=OF_INCEPTION)
+    parser.add_argument(
+        "--features",
+        default="inception",
+        choices=distances.FEATURES,
+        help="the feature network; dinov2 (FD-DINOv2) needs --weights",
+    )
+    parser.add_argument("--weights", type=Path, help="of the feature network; of Inception if not those of the extra [fid]")
     parser.add_argument("--heldout", type=int, default=1000, help="held-out images for the loss by noise level; 0 for none")
     parser.add_argument("--levels", type=int, default=50, help="noise levels of the held-out loss")
     parser.add_argument(
@@ -110,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     result: dict[str, Any] = {"kind": "evaluation", "target": args.target.name}
     real = real_source(args, trained, args.split) if metrics else None  # what is missing should be missed at once
     if real is not None:
-        network = distances.choose_network(real, device, args.preprocessing, args.weights)
+        network = distances.choose_network(real, device, args.preprocessing, args.weights, args.features)
         images = chosen_images(args, trained, metrics, real, network)
     if trained is not None:
         result |= {"step": trained.step, "weights": trained.weights, "weights_sha256": trained.digest}
@@ -183,8 +189,9 @@ def chosen_images(
         inside(trained.folder, images.folder)
         distances.check_counts(metrics, network, args.count, len(real))
         return images
-    source = open_target(args.target, args.skip_corrupt, 3 if network.metric == "fid" else real.shape[0])
-    if network.metric != "fid" and source.shape != real.shape:
+    resized = network.preprocessing != "digits"
+    source = open_target(args.target, args.skip_corrupt, 3 if resized else real.shape[0])
+    if not resized and source.shape != real.shape:
         raise ValueError(f"the images are {source.shape} and the real ones {real.shape}: they must be of one shape")
     distances.check_counts(metrics, network, len(source), len(real))
     return source

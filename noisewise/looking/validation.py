@@ -4,12 +4,14 @@ A training loss is noisy because every step draws other noise levels, other nois
 steps of a run, two runs or two machines can be compared level by level, and what differs is the model.
 
     found = validate(model, loader, objective)                          # model(input, time, *the rest of the batch)
+    found = validate(model, loader, objective, levels="mlperf")         # eight fixed levels
     found = validate(losses_at, loader, objective, model=model)         # losses_at(batch, u, noise) -> one loss a sample
 """
 
 import inspect
+import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +27,7 @@ from noisewise.feedback import preserved_random_state
 from noisewise.levels import check_per_sample
 from noisewise.noise import normals
 from noisewise.objective import Objective
+from noisewise.processes import Process
 from noisewise.streams import checked_seed, stream_key
 from noisewise.weighting import Weighting
 
@@ -42,9 +45,49 @@ class Optimum(Protocol):
         ...
 
 
+Levels = int | str | Sequence[float] | Tensor
+"""How many levels, the name of some, or the levels u themselves."""
+MLPERF = 8  # levels, at t = 0, 1/8, ... 7/8
+
+
+def level_grid(levels: Levels, process: Process) -> Tensor:
+    """The levels u, least noise first, in double precision.
+
+    A number n, or "quantiles(n)": the middles of n equal intervals of u. "mlperf": u = 0, 1/8, ... 7/8, the levels of MLPerf's
+    FLUX.1 benchmark. "log_snr(n)": n levels evenly spaced in log SNR, between those of the middles of the first and the last of
+    n equal intervals of u.
+    """
+    if isinstance(levels, str):
+        return _named_grid(levels, process)
+    if isinstance(levels, int):
+        if levels < 1:
+            raise ValueError(f"levels must be >= 1, got {levels}")
+        return middles(levels)
+    u = torch.as_tensor(levels, dtype=torch.float64).cpu()
+    if u.ndim != 1 or not len(u) or not bool(((u >= 0) & (u <= 1)).all()) or not bool((u.diff() > 0).all()):
+        raise ValueError("levels must be rising numbers u in [0, 1], least noise first; process.u_of_time(time) makes them")
+    return u
+
+
+def _named_grid(name: str, process: Process) -> Tensor:
+    match = re.fullmatch(r"(mlperf)|(quantiles|log_snr)\((\d+)\)", name.replace(" ", ""))
+    if match is None:
+        raise ValueError(f"unknown levels {name!r}: use mlperf, quantiles(n) or log_snr(n), as in log_snr(20), or a number")
+    if match[1]:
+        return torch.arange(MLPERF, dtype=torch.float64) / MLPERF
+    even = level_grid(int(match[3]), process)
+    if match[2] == "quantiles":
+        return even
+    ends = process.log_snr(even[[0, -1]].float()).clamp(-30, 30)
+    u = process.u_of_log_snr(torch.linspace(float(ends[0]), float(ends[1]), len(even), dtype=torch.float64))
+    if len(u.unique()) < len(u):
+        raise ValueError(f"{name} has {len(u.unique())} different levels on {process}: ask for no more")
+    return u
+
+
 @dataclass(frozen=True)
 class Validation:
-    """Mean losses at the middle of equal intervals of u, least noise first."""
+    """Mean losses at fixed noise levels, least noise first; by default in the middle of equal intervals of u."""
 
     u: Tensor
     loss: Tensor
@@ -76,8 +119,13 @@ class Validation:
         return self.objective.process.log_snr(self.u.float())
 
     @property
+    def even(self) -> bool:
+        """Whether the levels are the middles of equal intervals of u."""
+        return torch.equal(self.u, middles(len(self.u)))
+
+    @property
     def mean(self) -> float:
-        """Over all levels: the loss of uniform sampling."""
+        """Over all levels: the loss of uniform sampling, if they are the middles of equal intervals of u."""
         return float(self.loss.mean())
 
     @property
@@ -92,6 +140,9 @@ class Validation:
         return self._parts(self.loss, count)
 
     def _parts(self, values: Tensor, count: int) -> list[float]:
+        if not self.even:  # the mean of the levels inside, nan where there is none
+            part = (self.u * count).long().clamp(max=count - 1)
+            return [float(values[part == i].mean()) for i in range(count)]
         low = torch.arange(len(self.u), dtype=torch.float64) / len(self.u)
         start = torch.arange(count, dtype=torch.float64)[:, None] / count
         inside = torch.minimum(low + 1 / len(self.u), start + 1 / count) - torch.maximum(low, start)
@@ -104,29 +155,44 @@ class Validation:
         return float((weights.double().cpu() * self.loss).mean())
 
     def row(self, prefix: str = "validation/", levels: bool = False) -> dict[str, float]:
-        """Plain numbers for a tracker: loss, loss_q0 (least noise) to loss_q3, and each level's if asked for."""
+        """Plain numbers for a tracker: loss, loss_q0 (least noise) to loss_q3, and each level's if asked for.
+
+        Of levels that are not spread evenly over u: loss, and loss_t125 and the like, by what the model is fed.
+        """
         found = {"loss": self.mean} | {f"loss_q{i}": value for i, value in enumerate(self.quartiles)}
         if self.optimal is not None:
             found["reducible"] = float(self.reducible.mean())
-        if levels:
+        if not self.even:
+            names = [f"loss_t{float(time):.4g}" for time in self.time]
+            found = {"loss": self.mean} | dict(zip(names, self.loss.tolist(), strict=True))
+            if self.optimal is not None:
+                left = zip(names, self.reducible.tolist(), strict=True)
+                found |= {"reducible": float(self.reducible.mean())} | {"reducible" + name[4:]: value for name, value in left}
+        elif levels:
             digits = len(str(len(self.u) - 1))
             found |= {f"loss_by_level/{i:0{digits}d}": value for i, value in enumerate(self.loss.tolist())}
         return {prefix + name: value for name, value in found.items()}
 
     def lines(self, count: int = 10) -> list[str]:
-        """A small table for the terminal: the mean loss in that many intervals of u, with the times they stand for.
+        """A small table for the terminal: the mean loss in that many intervals of u, with the times they stand for; each
+        level, if they are not spread evenly.
 
         Where the optimal loss is known it stands beside, and what is left to learn.
         """
         count = min(count, len(self.u))
-        edges = torch.arange(count + 1) / count
-        times = [f"{float(time):.4g}" for time in self.objective.process.time(edges)]
         columns = {"loss": self.loss}
         if self.optimal is not None:
             columns |= {"optimal": self.optimal, "reducible": self.reducible}
-        parts = [[f"{value:.5f}" for value in self._parts(column, count)] for column in columns.values()]
+        if self.even:
+            times = [f"{float(time):.4g}" for time in self.objective.process.time(torch.arange(count + 1) / count)]
+            names = [f"{a} to {b}" for a, b in pairwise(times)]
+            values = [self._parts(column, count) for column in columns.values()]
+        else:
+            names = [f"{float(time):.4g}" for time in self.time]
+            values = [column.tolist() for column in columns.values()]
+        parts = [[f"{value:.5f}" for value in column] for column in values]
         means = [f"{float(column.mean()):.5f}" for column in columns.values()]
-        rows = [(f"{a} to {b}", *values) for (a, b), values in zip(pairwise(times), zip(*parts, strict=True), strict=True)]
+        rows = [(name, *cells) for name, cells in zip(names, zip(*parts, strict=True), strict=True)]
         table = [("t", *columns), *rows, ("mean", *means)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
@@ -139,7 +205,7 @@ def validate(
     objective: Objective,
     *,
     model: nn.Module | None = None,
-    levels: int = 50,
+    levels: Levels = 50,
     per_sample: int | None = None,
     x0: Where = None,
     device: torch.device | str | None = None,
@@ -157,7 +223,8 @@ def validate(
         batches: x0, or tuples that begin with x0; the same samples in the same order each time (do not shuffle).
         objective: what the losses measure.
         model: the module inside a function, put into evaluation mode meanwhile.
-        levels: how many noise levels, in the middle of equal intervals of u.
+        levels: how many noise levels, in the middle of equal intervals of u; or "mlperf", "quantiles(n)" or "log_snr(n)"
+            (see `level_grid`); or the levels u themselves.
         per_sample: at how many of them each sample is evaluated, spread evenly and in turns; at all by default.
         x0: where x0 is in a batch that is no tuple: its key, or a function that looks it up.
         device: where to move the batches; that of the module, if one is given first.
@@ -165,10 +232,9 @@ def validate(
         optimal: the loss of a perfect model, from `noisewise.metrics.optimal_loss`: the result then knows what is `reducible`.
     """
     _check_arguments(model_or_losses, batches, objective)
-    if levels < 1:
-        raise ValueError(f"levels must be >= 1, got {levels}")
-    if per_sample is not None and not 1 <= per_sample <= levels:
-        raise ValueError(f"per_sample must lie between 1 and levels={levels}, got {per_sample}")
+    grid = level_grid(levels, objective.process)
+    if per_sample is not None and not 1 <= per_sample <= len(grid):
+        raise ValueError(f"per_sample must lie between 1 and levels={len(grid)}, got {per_sample}")
     seed = checked_seed(seed)
     losses_at, place = model_or_losses, device
     if isinstance(model_or_losses, nn.Module):
@@ -178,11 +244,11 @@ def validate(
     with distributed.together(), preserved_random_state(seed), evaluation_mode(model_or_losses, model):
         for first, counts, batch in shares(batches, x0):
             here = batch if place is None else moved(batch, place)
-            found = batch_sums(losses_at, here, data_of(here, x0), first, levels, seed, per_sample)
+            found = batch_sums(losses_at, here, data_of(here, x0), first, grid, seed, per_sample)
             sums.append(found if counts else torch.zeros_like(found))
     # in the order of the batches, so that the additions, and with them the bits, are those of one process
     table = distributed.gather_rows(torch.stack(sums)).cpu().unflatten(0, (-1, len(sums))).transpose(0, 1).flatten(0, 1)
-    return from_sums(table, objective, per_sample, optimal)
+    return from_sums(table, objective, per_sample, optimal, grid)
 
 
 def middles(levels: int) -> Tensor:
@@ -195,14 +261,15 @@ def batch_sums(
     batch: Any,
     x0: Tensor,
     first: int,
-    levels: int,
+    levels: int | Tensor,
     seed: int,
     per_sample: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
     """(3, levels): the sums of the losses and of their squares, and their number, for the samples from number `first` on."""
     count, device = len(x0), torch.device("cpu") if x0.device.type == "mps" else x0.device  # double precision is needed
-    at = middles(levels).float().to(x0.device)
+    grid = middles(levels) if isinstance(levels, int) else levels
+    at, levels = grid.float().to(x0.device), len(grid)
     numbers = torch.arange(first, first + count, device=device)
     sums = torch.zeros(3, levels, dtype=torch.float64, device=device)  # there until the end: the host need not wait
     for level in range(levels) if per_sample is None else turns(first, count, levels, per_sample, seed):
@@ -231,8 +298,14 @@ def turns(first: int, count: int, levels: int, per_sample: int, seed: int) -> It
         yield [(start + turn * levels // per_sample) % levels for start in starts]
 
 
-def from_sums(table: Tensor, objective: Objective, per_sample: int | None = None, optimal: Optimum | None = None) -> Validation:
-    """Means and standard errors from the sums of each batch."""
+def from_sums(
+    table: Tensor,
+    objective: Objective,
+    per_sample: int | None = None,
+    optimal: Optimum | None = None,
+    u: Tensor | None = None,
+) -> Validation:
+    """Means and standard errors from the sums of each batch, at the levels u."""
     levels = table.shape[-1]
     total = torch.zeros_like(table[0])
     for sums in table:
@@ -246,7 +319,7 @@ def from_sums(table: Tensor, objective: Objective, per_sample: int | None = None
     mean = total[0] / count
     variance = (total[1] / count - mean**2).clamp(min=0) * count / (count - 1).clamp(min=1)
     samples = round(float(count.sum()) / (per_sample or levels))
-    u = middles(levels)
+    u = middles(levels) if u is None else u
     best = None if optimal is None else optimal.at(u, objective)
     return Validation(u, mean, (variance / count).sqrt(), samples, objective, best)
 

@@ -4,6 +4,7 @@ FID depends on the resizing more than on many a model, so every result names it:
 
 - ``pytorch-fid``: bilinear without antialiasing, corners not aligned, then 2x - 1. What most papers report; the default.
 - ``clean-fid``: Pillow's antialiased bicubic on unrounded values clipped to [0, 255], then (x - 128) / 128.
+- ``dinov2``: TensorFlow 1's bilinear resizing to 224 x 224 and ImageNet's mean and deviation, as torch-fidelity; for FD-DINOv2.
 - ``digits``: no resizing, [-1, 1], one channel; for the classifier of the embedded 8 x 8 digits, never for FID.
 """
 
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from noisewise.metrics import dinov2 as dinov2_network
 from noisewise.metrics.inception import SIZE
 from noisewise.precision import full_float32
 
@@ -54,7 +56,19 @@ def digits(images: Tensor) -> Tensor:
     return images.float() / 127.5 - 1
 
 
-PREPROCESSING: dict[str, Callable[[Tensor], Tensor]] = {"pytorch-fid": pytorch_fid, "clean-fid": clean_fid, "digits": digits}
+def dinov2(images: Tensor) -> Tensor:
+    """To (n, 3, 224, 224), normalised as DINOv2 takes them."""
+    return dinov2_network.prepare(check_images(images))
+
+
+PREPROCESSING: dict[str, Callable[[Tensor], Tensor]] = {
+    "pytorch-fid": pytorch_fid,
+    "clean-fid": clean_fid,
+    "dinov2": dinov2,
+    "digits": digits,
+}
+OF_INCEPTION = ("pytorch-fid", "clean-fid")
+"""Ways to resize for Inception; the other networks have one each."""
 
 
 def find_preprocessing(name: str) -> Callable[[Tensor], Tensor]:

@@ -52,6 +52,27 @@ def bootstrap(features: Tensor, mean: Tensor, cov: Tensor, resamples: int = 20, 
     return Interval(value, max(0.0, value - reach), value + reach, deviation, LEVEL, resamples)
 
 
+def standard_error(features: Tensor, mean: Tensor, cov: Tensor) -> float:
+    """How far other samples of the same model would move the distance of `features` to a reference: its standard error.
+
+    From the first-order change of the distance with each sample (the delta method), so it costs about one distance where
+    `bootstrap` costs many. The derivative with respect to the mean m is 2 (m - mean), with respect to the covariance S it is
+    I - T, with T = S^-1/2 (S^1/2 cov S^1/2)^1/2 S^-1/2 the optimal map between the two Gaussians.
+    """
+    check_features(features, len(mean))
+    x = features.double()
+    own = x.mean(0)
+    x = x - own
+    values, vectors = torch.linalg.eigh(x.T @ x / (len(x) - 1))
+    values = values.clamp(min=float(values[-1]) * 1e-12)  # there may be fewer samples than dimensions
+    root = (vectors * values.sqrt()) @ vectors.T
+    inverse = (vectors / values.sqrt()) @ vectors.T
+    inner, turned = torch.linalg.eigh(root @ cov.to(x) @ root)
+    there = inverse @ (turned * inner.clamp(min=0).sqrt()) @ turned.T @ inverse
+    change = 2 * x @ (own - mean.to(x)) + (x * (x - x @ there)).sum(1)
+    return float(change.std() / len(x) ** 0.5)
+
+
 @dataclass(frozen=True)
 class Extrapolation:
     """The intercept at 1/N = 0 and the points it was fitted to."""

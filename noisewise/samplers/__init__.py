@@ -5,11 +5,16 @@ from functools import partial
 
 from noisewise.samplers.adaptive import AdaptiveSampler, paper_celebahq, paper_cifar10, paper_imagenet, released_cifar10
 from noisewise.samplers.base import Draw, LossAt, Sampler
-from noisewise.samplers.combine import Curriculum, Mix, Product, Shift, Switch
+from noisewise.samplers.combine import Curriculum, Mix, Product, Switch
 from noisewise.samplers.correction import Correction, effective_sample_size
+from noisewise.samplers.curriculum_sampling import CurriculumSampling
 from noisewise.samplers.gradient_variance import GradientVariance
+from noisewise.samplers.infonoise import InfoNoise
 from noisewise.samplers.log_snr import EDMLogNormal, Laplace
 from noisewise.samplers.loss_moment import LossMoment
+from noisewise.samplers.pairs import Pairs
+from noisewise.samplers.shift import Shift
+from noisewise.samplers.slices import Piecewise, Window
 from noisewise.samplers.speed import PublishedSpeeD, SpeeD
 from noisewise.samplers.static import Beta, CosMap, LogitNormal, Mode, Table, Uniform
 
@@ -29,11 +34,16 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "product": Product,
     "curriculum": Curriculum,
     "switch": Switch,
+    "piecewise": Piecewise,
+    "pairs": Pairs,
+    "window": Window,
+    "curriculum_sampling": CurriculumSampling,
     "loss_moment": LossMoment,
     "loss_adaptive": partial(
         AdaptiveSampler, estimator="loss", floor=0.2, strata=100, over="log_snr", correction="unbiased", draws="independent"
     ),
     "gradient_variance": GradientVariance,
+    "infonoise": InfoNoise,
     "adaptive": AdaptiveSampler,
     "paper_cifar10": paper_cifar10,
     "paper_celebahq": paper_celebahq,
@@ -52,15 +62,19 @@ __all__ = [
     "Correction",
     "CosMap",
     "Curriculum",
+    "CurriculumSampling",
     "Draw",
     "EDMLogNormal",
     "GradientVariance",
+    "InfoNoise",
     "Laplace",
     "LogitNormal",
     "LossAt",
     "LossMoment",
     "Mix",
     "Mode",
+    "Pairs",
+    "Piecewise",
     "Product",
     "PublishedSpeeD",
     "Sampler",
@@ -69,6 +83,7 @@ __all__ = [
     "Switch",
     "Table",
     "Uniform",
+    "Window",
     "effective_sample_size",
     "paper_celebahq",
     "paper_cifar10",

@@ -52,6 +52,8 @@ class Draw:
     """Where alpha, sigma and log_snr come from."""
     like: tuple[int, torch.dtype] = (1, torch.float32)
     """How many dimensions x0 has, and its type."""
+    r: Tensor | None = None
+    """The second level of a pair, as a quantile, never above u; only `pairs` draws it."""
 
     @cached_property
     def alpha(self) -> Tensor:
@@ -67,6 +69,13 @@ class Draw:
     def log_snr(self) -> Tensor:
         """ln(alpha^2 / sigma^2), shaped to broadcast against x0, in the precision of u."""
         return self._shaped(self._known_process.log_snr(self.u), self.u.dtype)
+
+    @property
+    def r_time(self) -> Tensor:
+        """What the model is fed for `r`."""
+        if self.r is None:
+            raise ValueError("this draw is no pair: use the sampler `pairs`, as in pairs:of=(logit_normal:mean=-0.4)")
+        return self._known_process.time(self.r)
 
     @property
     def _known_process(self) -> Process:
@@ -94,7 +103,9 @@ class Draw:
         joined = {name: torch.cat([getattr(draw, name) for draw in draws]) for name in ("u", "time", "weight", "density")}
         last = draws[-1]
         kept = torch.cat(x0) if len(x0) == len(draws) else None
-        return Draw(**joined, x0=kept, rows=last.rows, process=last.process, like=last.like)
+        r = [draw.r for draw in draws if draw.r is not None]
+        second = torch.cat(r) if len(r) == len(draws) else None
+        return Draw(**joined, x0=kept, rows=last.rows, process=last.process, like=last.like, r=second)
 
 
 def _joined(losses: Any) -> Tensor:
@@ -219,6 +230,7 @@ class Sampler(KeepsPrecision):
         u, density, weight = self._draw(self._uniforms(n, device, generator), data)
         if not self._looked:
             self._look_at(u)
+        second = self._second(u, generator)
         self.micro += 1
         if self.micro == FORGOTTEN and not self.constant:
             warnings.warn(
@@ -228,7 +240,7 @@ class Sampler(KeepsPrecision):
                 stacklevel=2,
             )
         like = (1, torch.float32) if data is None else (data.ndim, data.dtype if data.is_floating_point() else torch.float32)
-        return Draw(u, self.process.time(u), weight, density, self._kept(data), n, self.process, like)
+        return Draw(u, self.process.time(u), weight, density, self._kept(data), n, self.process, like, second)
 
     def observe(
         self, draw: Draw | Sequence[Draw], losses: Tensor | Sequence[Tensor] | None = None, loss_at: LossAt | None = None
@@ -312,6 +324,10 @@ class Sampler(KeepsPrecision):
             u = self.quantile(v, x0)
             density = self.density(u, x0)
         return u, density, self._weight(u, density)
+
+    def _second(self, u: Tensor, generator: torch.Generator | None) -> Tensor | None:
+        """The second level of a pair, for samplers that draw pairs."""
+        return None
 
     def _look_at(self, u: Tensor) -> None:
         """An error if the first draw has left [0, 1]; to look at all of them would mean to wait for a GPU at every step."""

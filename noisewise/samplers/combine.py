@@ -88,32 +88,6 @@ def _split(v: Tensor, share: float, first: Callable[[Tensor], Tensor], second: C
     return torch.where(v < share, first(low.clamp(*inside)), second(high.clamp(*inside)))
 
 
-class Shift(Combined):
-    """SD3's resolution shift of another sampler: u becomes s u / (1 + (s - 1) u); s > 1 moves towards noise.
-
-    For rectified flow this lowers every log SNR by 2 ln s.
-    """
-
-    def __init__(self, process: Process, of: Sampler, shift: float = 3.0, **common: Any) -> None:
-        if not of.constant:
-            raise ValueError(f"shift takes a fixed density, but {type(of).__name__} changes during training")
-        super().__init__(process, [of], **common)
-        if not 0 < shift < math.inf:
-            raise ValueError(f"shift must be positive and finite, got {shift}")
-        self.of, self.shift = of, shift
-
-    def active(self) -> Sampler:
-        return self.of
-
-    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        u = self.of.quantile(v, x0)
-        return (self.shift * u / (1 + (self.shift - 1) * u)).clamp(2.0**-24, 1 - 2.0**-24)
-
-    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        before = u / (self.shift + (1 - self.shift) * u)
-        return self.of.density(before, x0) * self.shift / (self.shift + (1 - self.shift) * u) ** 2
-
-
 class Product(Sampler):
     """q proportional to (the density of `of`) x (a weighting): draw more often what a weight would count more.
 

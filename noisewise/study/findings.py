@@ -1,5 +1,6 @@
 """What a comparison found, in plain sentences that say no more than its seeds allow."""
 
+import math
 from collections.abc import Sequence
 
 from noisewise import recipes
@@ -25,7 +26,35 @@ def findings(comparison: Comparison) -> list[str]:
     ]
     if all(one.baseline for one in summaries):
         said.append(f"{comparison.plan.baseline} alone: nothing to compare with" if summaries else "no run has begun yet")
+    said += [sentence for one in summaries if (sentence := _too_few(comparison, one, bases.get(one.process)))]
     return said + _unlearned(comparison) + [_lost(comparison, one) for one in comparison.outcomes if one.status != "finished"]
+
+
+def _too_few(comparison: Comparison, one: Summary, base: Summary | None) -> str | None:
+    """A warning, if so many images cannot tell a sampler from the baseline, whatever the seed."""
+    if base is None or one.baseline or one.metric is None:
+        return None
+    ends = {
+        (run.sampler, run.seed): (run.final.distance, run.final.error)
+        for run in comparison.outcomes
+        if run.process == one.process and run.final is not None and run.final.metric == one.metric
+    }
+    largest = reach = 0.0  # over seeds: the gap, and two standard errors of it
+    for seed in one.seeds:
+        (mine, error), (theirs, other) = (ends.get((name, seed), (None, None)) for name in (one.sampler, base.sampler))
+        if mine is None or theirs is None or error is None or other is None:
+            continue
+        gap, far = abs(mine - theirs), 2 * math.hypot(error, other)
+        if not gap < far:
+            return None
+        largest, reach = max(largest, gap), max(reach, far)
+    if not reach:
+        return None
+    return (
+        f"{one.sampler}{_on(comparison, one.process)}: {comparison.plan.images:,} images cannot tell it from {base.sampler}: "
+        f"{metric_label(one.metric)} differs by {largest:.3g} at most, and two standard errors of such a difference are "
+        f"{reach:.3g}; more images (--images, --headline) can"
+    )
 
 
 def explanation(comparison: Comparison) -> str:

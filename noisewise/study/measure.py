@@ -51,7 +51,8 @@ def evaluate(
     held_out = held_out_of(run, check=check)
     quick, full = quick_solver(run.config), headline_solver(run.config)
     samples = run_samples(run, images, check, solver=quick)
-    metric, distance = distance_to_data(run, [samples], tell, check)
+    wanted = ("fid", "error") if share == 1 else ("fid",)
+    metric, distance, error = distance_and_error(run, [samples], tell, check, wanted)
     more = None
     if headline is not None and metric is not None:
         made = [samples] if full == quick else []
@@ -70,6 +71,7 @@ def evaluate(
         picture=draw(run, samples[:SHOWN]),
         headline_images=None if more is None else headline,
         headline=more,
+        error=error,
     )
 
 
@@ -150,18 +152,29 @@ def distance_to_data(
     run: Run, samples: Iterable[Tensor], tell: Callable[[str], None], check: Callable[[], None] = nothing
 ) -> tuple[str | None, float | None]:
     """FID, or its like for the digits, of samples in parts; nothing if they are no images, or without Inception's weights."""
+    return distance_and_error(run, samples, tell, check, metrics=("fid",))[:2]
+
+
+def distance_and_error(
+    run: Run,
+    samples: Iterable[Tensor],
+    tell: Callable[[str], None],
+    check: Callable[[], None] = nothing,
+    metrics: tuple[str, ...] = ("fid", "error"),
+) -> tuple[str | None, float | None, float | None]:
+    """The same, with the distance's standard error."""
     source, device = real_images(run), run.trainer.device
     if source is None:
         if run.trainer.parts.latents is not None:
             tell("no FID: these are latents, name the real images to compare with by --data, as in --data folder:images")
-        return None, None
+        return None, None, None
     try:
         network = _network(source, str(device))
     except FileNotFoundError as error:
         tell(f"no FID: {error}")
-        return None, None
+        return None, None, None
     if source not in _REAL:
         _REAL[source] = real_statistics(source, network, device, progress=lambda _: check())
     images = (to_uint8(as_images(run, part)) for part in samples)
-    found = compare_images(images, _REAL[source], network, device, progress=lambda _: check())
-    return network.metric, float(found[network.metric])
+    found = compare_images(images, _REAL[source], network, device, metrics, progress=lambda _: check())
+    return network.metric, float(found[network.metric]), found.get(f"{network.metric}_error")

@@ -87,6 +87,8 @@ class Evaluation:
         None  # the distance of so many images; `distance` falls with their number, so the two are not compared
     )
 
+    error: float | None = None  # the standard error of `distance` for this number of images, at the end of a run
+
     def __post_init__(self) -> None:
         if not self.held_out:
             raise ValueError("an evaluation without held-out losses")

@@ -13,6 +13,7 @@ from noisewise.commands.cli import main
 from noisewise.data import open_data
 from noisewise.generation.trained import load_trained
 from noisewise.metrics.digits_features import digits_features
+from noisewise.metrics.dinov2 import DINOv2
 from noisewise.metrics.frechet import features_distance
 from noisewise.metrics.likelihood import variational_bound
 from noisewise.metrics.optimal_loss import FILE, load_optimal_loss, optimal_loss
@@ -171,6 +172,22 @@ def grey_folder(folder, count):
         Image.fromarray(picture[0].numpy()).save(folder / f"{number:02d}.png")
     (folder / "torn.png").write_bytes((folder / "07.png").read_bytes()[:50])
     return folder
+
+
+def test_distances_of_dinov2_features(evaluate, tmp_path, capsys):
+    torch.manual_seed(0)
+    network = DINOv2(64, 1, grid=3)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    np.save(tmp_path / "noise.npy", torch.randint(0, 256, (30, 3, 8, 8)).byte().numpy())
+    real = ("--data", "digits", "--split", "test", "--features", "dinov2")
+    result = evaluate(tmp_path / "noise.npy", *real, "--weights", tmp_path / "weights.pth")
+    assert result["fd_dinov2"] > 0
+    assert "fid" not in result
+    assert (result["network"][:12], result["preprocessing"]) == ("dinov2-64x1-", "dinov2")
+    assert evaluate(tmp_path / "noise.npy", *real) is None
+    assert "FD-DINOv2 needs --weights" in capsys.readouterr().err
 
 
 def test_damaged_pictures_stop_it_unless_they_may_be_skipped(evaluate, tmp_path, capsys):

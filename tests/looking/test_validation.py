@@ -364,6 +364,72 @@ def test_one_process_has_all_batches():
     assert all(batch is same for (_, _, batch), same in zip(shares(given), given, strict=True))
 
 
+# Levels by name
+
+
+def test_the_levels_of_mlperf():
+    """Eight of equal distance from no noise on, and the mean over them."""
+    flow = Objective(Flow())
+    found = validate(lambda batch, u, noise: u + batch[:, 0], batches([4, 4]), flow, levels="mlperf")
+    assert found.u.tolist() == found.time.tolist() == [k / 8 for k in range(8)]
+    torch.testing.assert_close(found.loss, found.u + data(8)[:, 0].double().mean(), atol=1e-6, rtol=0)
+    assert found.mean == pytest.approx(7 / 16 + float(data(8)[:, 0].mean()), abs=1e-6)
+    row = found.row("v/")
+    assert list(row)[:3] == ["v/loss", "v/loss_t0", "v/loss_t0.125"]
+    assert row["v/loss_t0.5"] == pytest.approx(float(found.loss[4]))
+    assert found.quartiles == pytest.approx(found.loss.view(4, 2).mean(1).tolist())
+    assert [line.split()[0] for line in found.lines()] == ["t", *(f"{k / 8:.4g}" for k in range(8)), "mean"]
+    steps = validate(by_scale, batches([4, 4]), OBJECTIVE, levels="mlperf", per_sample=1)
+    assert steps.time.tolist() == [125 * k for k in range(8)]
+
+
+def test_even_levels_by_any_name_are_the_same():
+    one, other = (validate(by_scale, batches([4, 4]), OBJECTIVE, levels=levels) for levels in (6, "quantiles(6)"))
+    assert torch.equal(one.loss, other.loss)
+    assert one.row(levels=True) == other.row(levels=True)
+    given = validate(by_scale, batches([4, 4]), OBJECTIVE, levels=one.u)
+    assert torch.equal(one.loss, given.loss)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.prediction)
+def test_a_grid_of_log_snr(objective):
+    found = validate(lambda batch, u, noise: u, batches([2]), objective, levels="log_snr(9)")
+    gaps = found.log_snr.double().diff()
+    assert len(found.u) == 9
+    assert float(gaps.max()) < 0
+    assert float(gaps.std() / gaps.mean().abs()) < 0.05
+
+
+def test_levels_may_be_given_and_have_what_is_reducible_beside():
+    class Half:
+        def at(self, u, objective=None):
+            return u / 2
+
+    found = validate(lambda batch, u, noise: u, batches([3]), OBJECTIVE, levels=[0.1, 0.5, 0.9], optimal=Half())
+    torch.testing.assert_close(found.reducible, found.u / 2, atol=1e-6, rtol=0)
+    assert found.row()["validation/reducible_t500"] == pytest.approx(0.25)
+    assert found.lines()[0].split() == ["t", "loss", "optimal", "reducible"]
+    assert torch.isnan(torch.tensor(found.parts(10))).sum() == 7
+
+
+@pytest.mark.parametrize(
+    ("objective", "levels", "message"),
+    [
+        (OBJECTIVE, "mlperf8", "unknown levels"),
+        (OBJECTIVE, "log_snr", "unknown levels"),
+        (OBJECTIVE, "quantiles(0)", "levels must be >= 1"),
+        (OBJECTIVE, [], "rising numbers u"),
+        (OBJECTIVE, [0.5, 0.2], "rising numbers u"),
+        (OBJECTIVE, [125, 500], "u_of_time"),
+        (Objective(DDPM.linear(5)), "log_snr(20)", "different levels"),
+    ],
+)
+def test_unknown_levels_are_one_clear_line(objective, levels, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        validate(lambda batch, u, noise: u, batches([2]), objective, levels=levels)
+    assert "\n" not in str(raised.value)
+
+
 # Two processes
 
 
@@ -381,6 +447,14 @@ def test_two_processes_find_what_one_does_bit_for_bit(ranks, sizes, per_sample):
     for rank in ranks:
         assert rank["found"][f"{name}-{per_sample}"] == [one.loss.tolist(), one.error.tolist(), sum(each)]
         assert rank["training"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("per_sample", [None, 1])
+def test_two_processes_agree_on_mlperfs_levels_with_one(ranks, per_sample):
+    one = validate(network(), batches([5, 3, 4]), OBJECTIVE, levels="mlperf", per_sample=per_sample)
+    for rank in ranks:
+        assert rank["found"][f"mlperf-{per_sample}"] == [one.loss.tolist(), one.error.tolist(), 12]
 
 
 @pytest.mark.slow

@@ -85,11 +85,13 @@ def numbers(value):
 def test_every_metric_is_there_and_finite(network, real):
     found = compare_images([noisy()], real, network, "cpu", METRICS, real_pixels=digits())
     names = {"kid", "precision_recall", "density_coverage", "sliced_wasserstein", "digits-frechet"}
-    assert set(found) == names | {"images", "real_images", "digits-frechet_infinity", "digits-frechet_interval"}
+    names |= {"digits-frechet_infinity", "digits-frechet_interval", "digits-frechet_error"}
+    assert set(found) == names | {"images", "real_images"}
     assert all(math.isfinite(number) for number in numbers(found))
     interval = found["digits-frechet_interval"]
     assert interval["low"] < found["digits-frechet"] < interval["high"]
     assert interval["value"] == pytest.approx(found["digits-frechet"], rel=1e-6)
+    assert found["digits-frechet_error"] == pytest.approx(interval["std"], rel=0.5)
     assert 0 < found["precision_recall"]["precision"] <= 1
 
 

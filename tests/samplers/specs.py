@@ -16,9 +16,20 @@ SPECS = {
     "product": ["product:of=uniform,weight=(minsnr:gamma=5)"],
     "curriculum": ["curriculum:start=uniform,end=(speed:k=5),steps=12"],
     "switch": ["switch:first=uniform,then=(loss_adaptive:warmup=0,every=4),at=6"],
+    "piecewise": ["piecewise:stages=(0=uniform,2=(beta:a=2,b=2,correction=unbiased),6=(loss_adaptive:warmup=0,every=2))"],
+    "window": [
+        "window:low=0.2,high=0.7",
+        "window:of=(adaptive:warmup=2,every=2,correction=unbiased),low=-3,high=4,over=log_snr",
+    ],
+    "pairs": ["pairs:of=(logit_normal:mean=-0.4)", "pairs:of=(loss_moment:bins=8,history=3),equal=0.5,how=below"],
+    "curriculum_sampling": ["curriculum_sampling:total=12,share=0.5"],
     "loss_moment": ["loss_moment:bins=8,history=3"],
     "loss_adaptive": ["loss_adaptive:warmup=0,every=4+minsnr"],
     "gradient_variance": ["gradient_variance:strata=4,every=2,rows=4"],
+    "infonoise": [
+        "infonoise:warmup=2,every=2,strata=12,floor=0.1",
+        "infonoise:pivot=none,warmup=0,every=3,strata=8,floor=0.3",
+    ],
     "adaptive": [
         "adaptive:estimator=loss,warmup=4,every=4",
         "adaptive:estimator=loss,warmup=0,every=1,floor=0.1+minsnr",
@@ -33,6 +44,7 @@ SPECS = {
 }
 
 ALL_SPECS = [spec for specs in SPECS.values() for spec in specs]
-LEARNING = ("switch", "loss_moment", "loss_adaptive", "gradient_variance", "adaptive", "paper_cifar10", "released_cifar10")
+LEARNING = ("switch", "piecewise", "loss_moment", "loss_adaptive", "gradient_variance", "infonoise", "adaptive")
+LEARNING += ("paper_cifar10", "released_cifar10")
 LEARNERS = [spec for name in LEARNING for spec in SPECS[name]]
 CORRECTIONS = ["none", "unbiased", "clipped(3)", "tempered(0.5)"]

@@ -29,13 +29,13 @@ def test_other_seeds_are_refused(seed):
         Uniform(DDPM.linear(), seed=seed)
 
 
-MADE_OF_SAMPLERS = {"mix", "shift", "product", "curriculum", "switch"}  # which have a process
+MADE_OF_SAMPLERS = {"mix", "shift", "product", "curriculum", "switch", "piecewise", "pairs"}  # which have a process
 
 
 @pytest.mark.parametrize("name", sorted(set(SAMPLERS) - MADE_OF_SAMPLERS))
 @pytest.mark.parametrize("given", [DDPM.linear, "linear", None])
 def test_what_is_no_process_is_refused_by_name(name, given):
-    settings = {"values": [1.0]} if name == "table" else {}
+    settings = {"table": {"values": [1.0]}, "curriculum_sampling": {"total": 10}}.get(name, {})
     with pytest.raises(
         TypeError, match=r"the first argument must be a Process, such as DDPM\.linear\(\)(, or an Objective)?, got"
     ):

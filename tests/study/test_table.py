@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -268,6 +269,23 @@ def test_findings_say_no_more_than_the_seeds_allow(mine, theirs, says):
     said = findings(compared(curves({"uniform": theirs, "adaptive": mine})))
     assert len(said) == 1
     assert says in said[0]
+
+
+@pytest.mark.parametrize(("error", "warned"), [(0.1, False), (3.0, True), (None, False)])
+def test_too_few_images_to_tell_two_samplers_apart_are_warned_of(error, warned):
+    made = compared(curves({"uniform": [20, 20], "adaptive": [18, 19]}), images=5000)
+    outcomes = [replace(run, evaluations=[replace(one, error=error) for one in run.evaluations]) for run in made.outcomes]
+    said = [one for one in findings(replace(made, outcomes=outcomes)) if "5,000 images cannot tell it from uniform" in one]
+    assert len(said) == warned
+    if warned:
+        assert "differs by 2 at most" in said[0]
+        assert "are 8.49" in said[0]  # 2 sqrt(3^2 + 3^2)
+
+
+def test_one_seed_that_differs_is_enough_to_tell():
+    made = compared(curves({"uniform": [20, 20], "adaptive": [10, 19]}))
+    outcomes = [replace(run, evaluations=[replace(one, error=1.0) for one in run.evaluations]) for run in made.outcomes]
+    assert not any("cannot tell" in one for one in findings(replace(made, outcomes=outcomes)))
 
 
 def test_findings_say_why_a_sampler_with_failed_runs_is_not_called_better():

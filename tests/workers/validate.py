@@ -29,6 +29,9 @@ def main(out: Path) -> None:
         for per_sample in (None, 3):
             result = validate(model, batches(each), OBJECTIVE, levels=6, per_sample=per_sample)
             found[f"{name}-{per_sample}"] = [result.loss.tolist(), result.error.tolist(), result.samples]
+    for per_sample in (None, 1):
+        result = validate(model, batches([5, 3, 4]), OBJECTIVE, levels="mlperf", per_sample=per_sample)
+        found[f"mlperf-{per_sample}"] = [result.loss.tolist(), result.error.tolist(), result.samples]
 
     def only_the_second_fails(batch, u, noise):
         if rank:

@@ -1,0 +1,103 @@
+"""Pairs (r, t) of noise levels, for MeanFlow and its kin. Card: docs/methods/pairs.md."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from noisewise import distributed
+from noisewise.levels import middles
+from noisewise.processes import Process
+from noisewise.running import wide
+from noisewise.samplers.base import Sampler
+from noisewise.samplers.combine import Combined
+from noisewise.samplers.histogram import Histogram
+from noisewise.samplers.static import bins_of
+from noisewise.streams import bits, uniform_of
+
+
+class Pairs(Combined):
+    """t as `draw.u` and r <= t as `draw.r`, both quantiles (u = 0: least noise); a share of them has r = t.
+
+    Args:
+        of: the density, also a learned one.
+        equal: the share of samples with r = t, which train the plain velocity; which samples is drawn.
+        how: "sorted": t is the larger of two draws and r the smaller, as MeanFlow has it. "below": t is drawn from `of` itself
+            and r uniformly between 0 and t.
+    """
+
+    table: Histogram
+
+    def __init__(
+        self,
+        process: Process,
+        of: Sampler,
+        equal: float = 0.75,
+        how: Literal["sorted", "below"] = "sorted",
+        **common: Any,
+    ) -> None:
+        if of.conditional:
+            raise ValueError(f"pairs takes one density for all data, but that of {type(of).__name__} depends on the data")
+        if not 0 <= equal <= 1:
+            raise ValueError(f"equal must lie in [0, 1], got {equal}")
+        if how not in ("sorted", "below"):
+            raise ValueError(f'how must be "sorted" or "below", got {how!r}')
+        super().__init__(process, [of], **common)
+        self.of, self.equal, self.how = of, equal, how
+        self.register_buffer("_levels", middles(bins_of(process)), persistent=False)
+        self._levels: Tensor
+        with torch.no_grad():
+            self.single = Histogram(of.density(self._levels), persistent=False)  # of one draw
+        self.table = Histogram(torch.ones_like(self._levels), persistent=False)  # of t
+        self._tabulate()
+
+    def active(self) -> Sampler:
+        return self.of
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        """Of t."""
+        self._refresh()
+        return self.table.density(u)
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        self._refresh()
+        return self.table.draw(v)[0]
+
+    def joint(self, r: Tensor, t: Tensor) -> Tensor:
+        """p(r, t) of the pairs with r < t, with respect to area; a share `equal` of all lies on r = t besides."""
+        self._refresh()
+        below = self.single.density(r) / self._below(t) if self.how == "sorted" else 1 / t
+        return torch.where(r < t, (1 - self.equal) * self.table.density(t) * below, 0.0)
+
+    def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        self._refresh()
+        return super()._draw(v, None)
+
+    def _second(self, u: Tensor, generator: torch.Generator | None) -> Tensor:
+        v, order = (self._numbers(stream, len(u), u.device, generator) for stream in (2, 3))
+        r = self.single.draw(v * self._below(u))[0] if self.how == "sorted" else v * u
+        turn = order.argsort().argsort() + self._numbers(4, 1, u.device, generator)  # as many as `equal` says, up to one
+        return torch.where(turn < self.equal * len(u), u, torch.minimum(r, u))
+
+    def _numbers(self, stream: int, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+        if generator is None:
+            return uniform_of(bits(self._key(stream, distributed.rank()), n, device))
+        return torch.rand(n, generator=generator, device=generator.device, dtype=torch.float32).to(device)
+
+    def _below(self, t: Tensor) -> Tensor:
+        """The probability that one draw is below t."""
+        low, _, before, _, density = self.single.rows[self.single.bin(t)].unbind(1)
+        return before + (t - low).clamp(min=0) * density
+
+    def _refresh(self) -> None:
+        if not self.constant:
+            self._tabulate()
+
+    @torch.no_grad()
+    def _tabulate(self) -> None:
+        """Take the density of `of` as it is now."""
+        self.single.set(self.of.density(self._levels))
+        mass = wide(self.single.mass)
+        below = mass.cumsum(0)
+        # The larger of two draws has the CDF F^2: its mass in a cell is F^2 at the end less F^2 at the start.
+        self.table.set(mass * (2 * below - mass) if self.how == "sorted" else mass)
