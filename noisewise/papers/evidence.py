@@ -123,8 +123,8 @@ def ends(folder: Path, published: Published, spec: str) -> str:
         return f"{spec} has not finished"
     known = {one: value for one, value in ours.items() if value is not None}
     return (
-        f"{spec} ends at {known[spec]:.2f} times {found.comparison.plan.baseline}'s {metric_label(found.metric)}, "
-        f"{_place(known, spec)} (paper {paper[spec]:.2f}, {_place(paper, spec)})"
+        f"{spec} ends with {'a lowest' if published.lowest else 'a'} {metric_label(found.metric)} of {known[spec]:.2f} times "
+        f"{found.comparison.plan.baseline}'s, {_place(known, spec)} (paper {paper[spec]:.2f}, {_place(paper, spec)})"
     )
 
 
