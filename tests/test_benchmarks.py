@@ -381,3 +381,21 @@ def test_the_demo_was_one_comparison_of_whole_runs_at_equal_time():
     for row in found:
         assert (row["status"], row["curve"][-1]["share"], row["curve"][-1]["distance"]) == ("finished", 1.0, row["distance"])
         assert abs(row["seconds"] - float(row["budget"].removesuffix("s"))) < 0.5
+
+
+# reproduced -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_reproduce_found_is_gathered_anew_each_time(benchmark, monkeypatch, tmp_path):
+    folder, results = tmp_path / "toy", tmp_path / "results"
+    planted(folder / "linear", {("linear", "uniform", 0): curve(9.0, 8.0)})
+    results.mkdir()
+    (folder / "table1.json").write_text(json.dumps({"item": "table1", "found": "/somewhere/else/page"}))
+    monkeypatch.setattr("sys.argv", ["reproduced.py", str(folder), "--results", str(results)])
+    for _ in range(2):
+        benchmark("reproduced").main()
+    (row,) = [json.loads(line) for line in (results / "reproduce_toy.jsonl").read_text().splitlines()]
+    assert (row["item"], row["found"], row["environment"]["machine"]) == ("table1", "page", "planted")
+    lines = (results / "reproduce_toy.csv").read_text().splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith("linear,uniform,")

@@ -93,14 +93,17 @@ def distances(folder: Path, published: Published, title: str) -> Section:
     steps = [one.step for one in next(iter(found.baseline.values())).evaluations]
     paper, ratio = published.ends(), f"last over {next(iter(published.rows)).partition(',')[0]}'s"
     heads = ["", *(f"paper, {name}" for name in published.columns.split(",")), *(f"ours, {step:,}" for step in steps)]
+    numbers = range(1, len(heads))
     heads += [f"paper: {ratio}", f"ours: {ratio}, each seed"]
+    heads += ["ours: the last evaluation itself, each seed"] if published.lowest else []
     rows = []
     for name, (spec, values) in published.rows.items():
         mine = [found.values(run, published.lowest) for run in found.runs.get(spec, {}).values()]
         cells = [number(fmean(column)) for column in zip(*mine, strict=True)] if mine else ["–"] * len(steps)
-        ratios = " / ".join(f"{value:.2f}" for value in found.ratios(spec, published.lowest)) or "–"
+        kinds = (True, False) if published.lowest else (False,)
+        ratios = [" / ".join(f"{value:.2f}" for value in found.ratios(spec, kind)) or "–" for kind in kinds]
         label = name if name == spec else f"{name} ({spec})"
-        rows.append([label, *values.split(), *cells, f"{paper[spec]:.2f}", ratios])
+        rows.append([label, *values.split(), *cells, f"{paper[spec]:.2f}", *ratios])
     kind = "the lowest so far" if published.lowest else "at that moment"
     seeds, images = len(found.baseline), next(iter(found.baseline.values())).evaluations[-1].images
     note = (
@@ -109,7 +112,7 @@ def distances(folder: Path, published: Published, title: str) -> Section:
     )
     if found.metric is None:
         note += " No distance of images was measured: the held-out loss stands in for it."
-    return Section(title, [Table(heads, rows, note, range(1, len(heads) - 2))])
+    return Section(title, [Table(heads, rows, note, numbers)])
 
 
 def ends(folder: Path, published: Published, spec: str) -> str:
@@ -120,8 +123,8 @@ def ends(folder: Path, published: Published, spec: str) -> str:
         return f"{spec} has not finished"
     known = {one: value for one, value in ours.items() if value is not None}
     return (
-        f"{spec} ends at {known[spec]:.2f} times {found.comparison.plan.baseline}'s {metric_label(found.metric)}, "
-        f"{_place(known, spec)} (paper {paper[spec]:.2f}, {_place(paper, spec)})"
+        f"{spec} ends with {'a lowest' if published.lowest else 'a'} {metric_label(found.metric)} of {known[spec]:.2f} times "
+        f"{found.comparison.plan.baseline}'s, {_place(known, spec)} (paper {paper[spec]:.2f}, {_place(paper, spec)})"
     )
 
 

@@ -27,14 +27,14 @@ def folder(tmp_path):
 
 def test_the_lowest_so_far_is_shown_where_the_paper_shows_it(folder):
     row = distances(folder, PAPER, "").tables[0].rows[0]
-    assert row == ["DDPM (uniform)", "8.0", "6.0", "4.00", "9.00", "6.50", "6.50", "1.00", "1.00 / 1.00"]
+    assert row == ["DDPM (uniform)", "8.0", "6.0", "4.00", "9.00", "6.50", "6.50", "1.00", "1.00 / 1.00", "1.00 / 1.00"]
     plain = Published(PAPER.columns, PAPER.at, PAPER.rows)
     assert distances(folder, plain, "").tables[0].rows[0][4:7] == ["9.00", "6.50", "8.00"]
 
 
 def test_ratios_are_to_the_baseline_with_the_same_seed(folder):
     rows = distances(folder, PAPER, "").tables[0].rows
-    assert rows[1][-2:] == ["0.75", f"{3 / 6:.2f} / {6 / 7:.2f}"]
+    assert rows[1][-3:] == ["0.75", f"{3 / 6:.2f} / {6 / 7:.2f}", f"{3 / 8:.2f} / {6 / 8:.2f}"]  # the lowest, and the last
     said = ends(folder, PAPER, "minsnr")
     assert all(part in said for part in ("0.65", "paper 0.75", "1st of 2"))
 
