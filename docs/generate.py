@@ -49,6 +49,7 @@ MADE: dict[str, Callable[..., str]] = {
     "digits-search": digits.search,
     "digits-estimators": digits.estimators,
     "digits-variance": digits.variance,
+    "finetune": digits.finetune,
     # estimators of adaptive
     "thirds": estimators.thirds,
     "frechet": estimators.frechet,

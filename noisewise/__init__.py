@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from noisewise.names import *  # noqa: F403
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -79,6 +79,7 @@ class Recipe(KeepsPrecision):
         self._listener: Listener | None = None
         self._drawn: WeakKeyDictionary[Draw, str] = WeakKeyDictionary()
         self._looks = 0  # validation draws since the last one for training
+        self.last: Draw | None = None  # for loops whose losses are computed far from where levels are drawn
 
     # What the training loop calls -----------------------------------------------------------------------------------
 
@@ -107,7 +108,8 @@ class Recipe(KeepsPrecision):
     def sample(self, x0: Tensor | int, *, generator: torch.Generator | None = None) -> Draw:
         """Draw a noise level for each sample of x0: `draw.time` for the model, `draw.u`, `draw.alpha`, `draw.sigma`.
 
-        After `recipe.eval()` or under `torch.no_grad()` it is a draw for validation, which leaves no trace.
+        After `recipe.eval()` or under `torch.no_grad()` it is a draw for validation, which leaves no trace. `recipe.last` is
+        this draw until the next one, for trainers that compute losses in another function than noise levels.
         """
         if not (self.training and torch.is_grad_enabled()):
             draw = self._look(x0, generator)
@@ -121,6 +123,7 @@ class Recipe(KeepsPrecision):
             if self._listener is not None:
                 self._listener.waiting = True
         _move(self.weighting, draw.u.device)
+        self.last = draw
         return draw
 
     def _look(self, x0: Tensor | int, generator: torch.Generator | None) -> Draw:
@@ -252,7 +255,7 @@ class Recipe(KeepsPrecision):
         return ((name, one) for name, one in super().named_parameters(*args, **kwargs) if id(one) not in own)
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_listener", "_drawn", "_looks")
+        left = ("_listener", "_drawn", "_looks", "last")
         return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -399,3 +399,35 @@ def test_what_reproduce_found_is_gathered_anew_each_time(benchmark, monkeypatch,
     lines = (results / "reproduce_toy.csv").read_text().splitlines()
     assert len(lines) == 3
     assert lines[1].startswith("linear,uniform,")
+
+
+# finetune ---------------------------------------------------------------------------------------------------------------
+
+
+def test_adapters_change_nothing_at_first_and_are_all_that_is_trained(benchmark):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 2))
+    x, before = torch.randn(3, 1, 8, 8), {name: value.clone() for name, value in model.state_dict().items()}
+    outputs = model(x)
+    parameters = benchmark("finetune").adapt(model, rank=2)
+    assert torch.equal(model(x), outputs)
+    assert [tuple(one.shape) for one in parameters] == [(2, 9), (4, 2), (2, 144), (2, 2)]
+    (model(x) ** 2).sum().backward()
+    torch.optim.SGD(parameters, lr=0.1).step()
+    assert not torch.equal(model(x), outputs)
+    assert torch.equal(model[0].parametrizations.weight.original, before["0.weight"])
+    assert torch.equal(model[0].bias, before["0.bias"])
+
+
+@pytest.mark.slow
+def test_a_fine_tune_writes_a_row_for_every_method_and_mark(benchmark, tmp_path, monkeypatch):
+    finetune, file = benchmark("finetune"), tmp_path / "rows.jsonl"
+    words = f"--base {tmp_path}/base.pt --base-steps 1 --marks 1 --seeds 3 --count 40 --json {file}"
+    monkeypatch.setattr("sys.argv", ["finetune.py", *words.split()])
+    monkeypatch.setattr(finetune, "LEVELS", 3)
+    monkeypatch.setattr(finetune, "METHODS", {"uniform": "uniform", "adaptive": "adaptive"})
+    finetune.main()
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(row["method"], row["step"]) for row in rows] == [(name, 1) for name in finetune.METHODS]
+    assert all(len(row["loss"]) == 3 and row["distance"] > 0 for row in rows)
+    assert len(finetune.images_of("all", [3, 8])) == 183 + 174

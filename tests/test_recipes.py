@@ -309,6 +309,15 @@ def test_a_draw_is_used_once(door):
         door.recipe.weigh(draw, torch.ones(16))
 
 
+def test_the_last_draw_is_at_hand_and_is_not_copied(door):
+    assert door.recipe.last is None
+    draw = door.recipe.sample(8)
+    assert door.recipe.last is draw
+    with torch.no_grad():
+        assert door.recipe.sample(8) is door.recipe.last is not draw
+    assert copy.deepcopy(door.recipe).last is None
+
+
 def test_draws_of_others_are_refused(door):
     for other in (noisewise.recipe(CHEAP, OBJECTIVE).sample(16), door.recipe.sampler.sample(16)):
         with pytest.raises(ValueError, match="another recipe"):

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 from . import rows, spec_now, table
 from .curves import joined
@@ -128,3 +129,29 @@ def variance() -> str:
             cells.append(f"{found / sum((w * norm) ** 2 for w, _, norm in known):.2f}")
         lines.append([name, *cells])
     return table(["drawn in proportion to", *(f"floor {floor:g}" for floor in floors)], lines)
+
+
+def finetune() -> str:
+    """Distance of a short fine-tune at each mark, mean of the seeds, its ratios to uniform's at the last, and the losses."""
+    found: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+    for row in rows("finetune_digits.jsonl"):
+        found.setdefault((row["step"], row["method"]), {})[row["seed"]] = row
+    marks = sorted({step for step, _ in found if step})
+    lines = []
+    for method in ("uniform", "logit_normal", "minsnr", "adaptive"):
+        means = [f"{statistics.fmean(row['distance'] for row in found[mark, method].values()):.2f}" for mark in marks]
+        ends, uniform = found[marks[-1], method], found[marks[-1], "uniform"]
+        ratios = joined(f"{ends[seed]['distance'] / uniform[seed]['distance']:.2f}" for seed in sorted(ends))
+        losses = [
+            f"{statistics.fmean(ends[seed]['loss'][third] / uniform[seed]['loss'][third] for seed in ends):.3f}"
+            for third in range(3)
+        ]
+        lines.append([f"`{method}`", *means, ratios, *losses])
+    heads = [
+        *(f"{mark:,} steps" for mark in marks),
+        f"{marks[-1]:,}: over uniform's",
+        "loss, least noise",
+        "middle",
+        "most noise",
+    ]
+    return table(["method", *heads], lines)

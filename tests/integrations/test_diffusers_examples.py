@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("diffusers_*.py"))
-DIFFS = re.findall(r"^```diff\n(.*?)^```", (ROOT / "docs" / "diffusers.md").read_text(), re.DOTALL | re.MULTILINE)
+DIFFS = re.findall(r"^```diff\n(.*?)^```", (ROOT / "docs" / "trainers" / "diffusers.md").read_text(), re.DOTALL | re.MULTILINE)
 SHORT = {
     "diffusers_unconditional": ["--num_epochs", "1", "--prediction_type", "v_prediction"],
     "diffusers_text_to_image_lora": ["--max_train_steps", "22"],
