@@ -7,6 +7,7 @@ training steps alone, the sampler's own cost included. The same command goes on 
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from noisewise.spec import split_specs
 from noisewise.study.budget import with_budget
 from noisewise.study.conduct import combinations, conduct
 from noisewise.study.launch import add_launcher_options, chosen_launcher
-from noisewise.study.outcome import LOG, Comparison, Plan
+from noisewise.study.outcome import LOG, Comparison, Outcome, Plan
+from noisewise.training.components import with_network
+from noisewise.training.ema import mostly_initial
 from noisewise.training.options import config_parser, parse_config, read_mapping, with_files
 from noisewise.training.run import check_name
 from noisewise.training.signals import StopRequest
@@ -70,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.data_options and not args.data:
         raise ValueError("--data-options are settings of --data, which is not given")
     config = parse_config(config_parser(), with_files(args.settings, args.preset), args.parser.flags())
-    config = with_budget(config, args.budget)
+    config = with_network(with_budget(config, args.budget))
     check_name(config.name)
     planned = config.evaluation
     if args.data:
@@ -107,6 +110,21 @@ def shares(text: str) -> tuple[float, ...]:
         raise ValueError(f"--evaluate-at {text!r}: give shares of the budget, as in 0.25,0.5,0.75,1") from None
 
 
+def doubts(outcomes: Sequence[Outcome]) -> list[str]:
+    """What should be known before anybody believes the figures: budgets that were too short for them."""
+    found = []
+    for outcome in outcomes:
+        steps = [one.step for one in outcome.evaluations]
+        if len(set(steps)) < len(steps):
+            found.append(
+                f"the budget is too short to be measured {len(steps)} times: {outcome.sampler}, seed {outcome.seed}, made "
+                f"{steps[-1]} step{'s' * (steps[-1] != 1)}, so some evaluations are one and the same; give a larger --budget"
+            )
+        elif (average := mostly_initial(outcome.config.ema, steps[-1])) is not None:
+            found.append(f"{outcome.sampler}, seed {outcome.seed}: {average}")
+    return [found[0], *([f"and {len(found) - 1} more runs like that"] if len(found) > 1 else [])] if found else []
+
+
 def conclude(comparison: Comparison) -> int:
     """Results, table and report, and what failed; 1 if no run finished."""
     # imported late: they may need more than training does, such as matplotlib
@@ -119,6 +137,8 @@ def conclude(comparison: Comparison) -> int:
     if finished:
         write_results(comparison)
         print_table(comparison)
+        for doubt in doubts(finished):
+            print(printable(f"warning: {doubt}"))
     for outcome in failed:
         why = outcome.failure.message if outcome.failure is not None else ""
         print(printable(f"failed: {outcome.process}, {outcome.sampler}, seed {outcome.seed}: {why}"))

@@ -4,18 +4,21 @@ import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from noisewise import distributed
+from noisewise.models.build import MODELS
 from noisewise.models.trust import remember
 from noisewise.training import checkpoint
-from noisewise.training.components import build_parts
-from noisewise.training.config import Config
+from noisewise.training.components import Parts, build_parts, with_network
+from noisewise.training.config import AUTO, Config
+from noisewise.training.ema import mostly_initial
 from noisewise.training.guard import Diverged
-from noisewise.training.options import flat
+from noisewise.training.options import flat, load_config
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.plain_files import inside
 from noisewise.training.progress import Progress, Quiet
@@ -64,14 +67,15 @@ class Run:
         draw: DrawSamples | None = None,
     ) -> None:
         config.check()
-        self.config = config
         self.draw = draw
         self.progress = progress or Quiet()
         self.folder = RunFolder(Path(config.out) if config.out else default_folder(config))
+        self.config = config = _with_stored_network(config, self.folder.config_file) if resume else config
         self.accelerator = make_accelerator(config, str(self.folder.path))
         self.main = self.accelerator.is_main_process
         self._new = self.main and not self.folder.config_file.exists()
         self._changed: list[str] = []
+        self._warned = False  # of an average that is mostly initial weights
         self.stopped = False  # it was asked to end, perhaps in another process
         self._saved: float = NOTHING  # the step of the last checkpoint, until others were removed for it
         with distributed.together():
@@ -82,7 +86,7 @@ class Run:
             remember(config.model.name)  # the folder has named nothing yet, so the user has
         try:
             parts = build_parts(config)
-            self.config = config = config.for_data(len(parts.source))
+            self.config = config = self._resolved(config, parts)
             self.trainer = Trainer(config, parts, self.accelerator, self.progress.tell)
             self._begin_from(self._found(step) if resume else None)
             self.trainer.tensors()  # what cannot be saved is known now, not at the first checkpoint
@@ -97,6 +101,18 @@ class Run:
             check_name(config.name)
             inside(self.folder.path, self.folder.path / config.name)
             self.accelerator.init_trackers(config.name, _scalars(config))
+
+    def _resolved(self, config: Config, parts: Parts) -> Config:
+        """The configuration with all that follows from the data; tells which network was picked."""
+        found = with_network(config.for_data(len(parts.source)), parts.source.shape)
+        if found.model != config.model:
+            count = sum(parameter.numel() for parameter in parts.model.parameters())
+            shape = "x".join(map(str, parts.source.shape))
+            self.progress.tell(
+                f"the network: {found.model.name} {found.model.options}, {count:,} parameters, picked for {shape} on "
+                f"{self.accelerator.device.type}; choose another with --model.name and --model.options"
+            )
+        return found
 
     def _found(self, step: int | None) -> checkpoint.Checkpoint | None:
         if step is None:
@@ -198,6 +214,10 @@ class Run:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The network as it generates and is measured: averaged weights, evaluation mode, the run's precision."""
+        warning = None if self._warned else mostly_initial(self.config.ema, self.trainer.ema.updates)
+        if warning is not None:
+            self._warned = True
+            self.progress.tell(warning)
         self.trainer.network.eval()
         with self.trainer.ema.applied(), self.accelerator.autocast():
             yield
@@ -268,9 +288,10 @@ def dry_run(config: Config, steps: int = 2) -> dict[str, Any]:
         trainer.guard.check(1, "The model does not give finite losses at all")
     finally:
         trainer.close()
-    cuda = accelerator.device.type == "cuda"
+    cuda, model = accelerator.device.type == "cuda", with_network(config, trainer.parts.source.shape).model
     peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
+        "network": " ".join(map(str, filter(None, (model.name, model.options)))),
         "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
         "sample_shape": list(trainer.parts.source.shape),
         "device": str(accelerator.device),
@@ -282,6 +303,18 @@ def dry_run(config: Config, steps: int = 2) -> dict[str, Any]:
         "seconds_per_step": round(times[-1], 4),
         "loss": trainer.guard.means()[0],
     }
+
+
+def _with_stored_network(config: Config, file: Path) -> Config:
+    """A run that goes on keeps the network that "auto" was when it began."""
+    if config.model.name != AUTO or config.model.options or not file.exists():
+        return config
+    stored = load_config(file).model
+    return (
+        replace(config, model=replace(config.model, name=stored.name, options=stored.options))
+        if stored.name in MODELS
+        else config
+    )
 
 
 def _scalars(config: Config) -> dict[str, int | float | str | bool]:
