@@ -96,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
     launcher = chosen_launcher(args, folder, len(samplers))
     with StopRequest() as stop:
         comparison = conduct(plan, configs, launcher, stop=stop)
-    if stop.requested and any(outcome.status == "unfinished" for outcome in comparison.outcomes):
+    ended = [outcome for outcome in comparison.outcomes if outcome.status != "unfinished"]
+    if stop.requested and len(ended) < len(comparison.plan.runs):
         print(f"{stop.name}: {launcher.farewell()}")
         return 0
     return conclude(comparison)

@@ -249,9 +249,13 @@ def train(
     The arguments are those of `Run`; `stop` is told of such a signal, for those who have to know.
     """
     with stop or StopRequest() as stop:
-        run = Run(config, resume=resume, step=step, progress=progress, draw=draw)
+        with stop.at_once():
+            run = Run(config, resume=resume, step=step, progress=progress, draw=draw)
         try:
             with run.progress.running(run.config, run.trainer.step):
+                if not run.trainer.finished():
+                    with stop.at_once():
+                        run.trainer.warm_up()
                 for _ in run.advance(stop):
                     pass
             if run.stopped:

@@ -80,6 +80,7 @@ class Trainer:
         self.samples = 0  # samples seen: the position in the data
         self.seconds = 0.0  # spent in training steps
         self._mark = (0, 0.0)  # step and seconds at the last log point
+        self._warm = False
 
     # The loop -------------------------------------------------------------------------------------------------------
 
@@ -139,8 +140,10 @@ class Trainer:
         self.samples += config.batch
 
     def warm_up(self) -> None:
-        """Compile, record, choose kernels and allocate, off the clock; leaves no trace."""
-        self.arithmetic.warm_up(self.tell)
+        """Compile, record, choose kernels and allocate, off the clock; leaves no trace. Once is enough."""
+        if not self._warm:
+            self.arithmetic.warm_up(self.tell)
+            self._warm = True
 
     # Looking inside -------------------------------------------------------------------------------------------------
 
@@ -209,6 +212,7 @@ class Trainer:
 
     def _load(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
         self.parts.check_same_data(state["data"])
+        self._warm = False
         self.arithmetic.load(tensors)
         self.sampler.load_state_dict(tensors["sampler"])  # by itself: it makes parts such as a policy on first use
         self.guard.longest.zero_()  # a run that went on from before its trouble gets another chance
