@@ -12,6 +12,8 @@ from noisewise.generation.solvers import Solver, default_solver
 from noisewise.noise import normals
 from noisewise.objective import Objective
 
+BATCH = 500  # images at a time
+
 
 def generate_batches(
     model: Any,
@@ -25,7 +27,7 @@ def generate_batches(
     label: int | None = None,
     guidance: float = 1.0,
     interval: tuple[float, float] = (0.0, 1.0),
-    batch: int = 500,
+    batch: int = BATCH,
     device: torch.device | str = "cpu",
     clip: float | None = 1.0,
 ) -> Iterator[tuple[Tensor, Tensor]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,13 +33,20 @@ def run_samples(
 ) -> Tensor:
     """Samples of the averaged weights, from number `first` on, made by all processes together when the model is sharded.
 
-    `check` is called after each batch, and may raise to end it. Without a `solver` it is the quick one.
+    `check` is called after each batch, without a recorded network at each of its evaluations, and may raise to end it. Without
+    a `solver` it is the quick one.
     """
     trainer, parts = run.trainer, run.trainer.parts
-    made = []
+    made, look = [], check if trainer.device.type != "cuda" else None
+
+    def call(*inputs: Any) -> Tensor:
+        if look is not None:
+            look()
+        return trainer.call(*inputs)
+
     with run.averaged():
         for _, samples in generate_batches(
-            Replay(trainer.call, trainer.network),
+            Replay(call, trainer.network),
             trainer.objective,
             parts.source.shape,
             range(first, first + count),
@@ -49,6 +57,6 @@ def run_samples(
             clip=1.0 if parts.source.image else None,
         ):
             made.append(samples)
-            if check is not None:
+            if check is not None and look is None:
                 check()
     return torch.cat(made)

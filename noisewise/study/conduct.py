@@ -57,11 +57,13 @@ def _file_name(spec: str) -> str:
     return f"{short}-{hashlib.sha256(spec.encode()).hexdigest()[:6]}"
 
 
-def conduct(plan: Plan, configs: list[Config], launcher: Launcher, *, stop: StopRequest | None = None) -> Comparison:
+def conduct(
+    plan: Plan, configs: list[Config], launcher: Launcher, *, stop: StopRequest | None = None, seconds: float = 0.0
+) -> Comparison:
     """Bring all runs to their end, or as far as `stop` lets them, and return what came of them.
 
     Runs that are finished stay as they are, others go on where they were. In a script, call it under
-    ``if __name__ == "__main__":``, as everything that starts processes.
+    ``if __name__ == "__main__":``, as everything that starts processes. `seconds` is what an evaluation takes, if known.
     """
     if distributed.world_size() > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("compare is one process: start it without torchrun")
@@ -75,7 +77,7 @@ def conduct(plan: Plan, configs: list[Config], launcher: Launcher, *, stop: Stop
         for job in jobs:
             forget_failure(job.folder)
         if jobs:
-            with Board(configs).shown():
+            with Board(configs, evaluations=len(plan.evaluate_at), seconds=seconds).shown():
                 launcher.launch(jobs, stop)
     return read_comparison(folder)
 
