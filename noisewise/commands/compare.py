@@ -112,9 +112,8 @@ def run(args: argparse.Namespace) -> int:
     launcher = chosen_launcher(args, folder, len(samplers))
     if images < planned.quick_images and not asked:
         print(said_fewer(images, planned.quick_images, "--images"))
-    seconds = foretold(config, plan, len(configs))
     with StopRequest() as stop:
-        comparison = conduct(plan, configs, launcher, stop=stop, seconds=seconds)
+        comparison = conduct(plan, configs, launcher, stop=stop, foretell=lambda jobs: foretold(config, plan, jobs))
     ended = [outcome for outcome in comparison.outcomes if outcome.status != "unfinished"]
     if stop.requested and len(ended) < len(comparison.plan.runs):
         print(f"{stop.name}: {launcher.farewell()}")

@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from noisewise.training.run_folder import sweep
 from noisewise.training.signals import StopRequest
 from noisewise.training.writing import writing
 
+Foretell = Callable[[int], float]
 LONGEST = 80  # characters of a spec in the name of a folder
 
 
@@ -58,12 +59,13 @@ def _file_name(spec: str) -> str:
 
 
 def conduct(
-    plan: Plan, configs: list[Config], launcher: Launcher, *, stop: StopRequest | None = None, seconds: float = 0.0
+    plan: Plan, configs: list[Config], launcher: Launcher, *, stop: StopRequest | None = None, foretell: Foretell | None = None
 ) -> Comparison:
     """Bring all runs to their end, or as far as `stop` lets them, and return what came of them.
 
     Runs that are finished stay as they are, others go on where they were. In a script, call it under
-    ``if __name__ == "__main__":``, as everything that starts processes. `seconds` is what an evaluation takes, if known.
+    ``if __name__ == "__main__":``, as everything that starts processes. `foretell` is told how many
+    runs there will be, says how long they take, and returns the seconds of an evaluation, 0 if they are not known.
     """
     if distributed.world_size() > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("compare is one process: start it without torchrun")
@@ -77,6 +79,7 @@ def conduct(
         for job in jobs:
             forget_failure(job.folder)
         if jobs:
+            seconds = 0.0 if foretell is None else foretell(len(jobs))
             with Board(configs, evaluations=len(plan.evaluate_at), seconds=seconds).shown():
                 launcher.launch(jobs, stop)
     return read_comparison(folder)

@@ -48,7 +48,7 @@ def forward_seconds(call: Callable[..., Tensor], shape: Sequence[int], classes: 
 
 def feature_seconds(network: Network, shape: Sequence[int]) -> float:
     """What the features of one image take."""
-    images = torch.zeros(TRIED, *shape, dtype=torch.uint8)
+    images = torch.full((TRIED, *shape), 128, dtype=torch.uint8)
     return seconds_of(lambda: features(images, network.module, network.preprocessing, "cpu", batch=TRIED)) / TRIED
 
 

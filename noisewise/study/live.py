@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from noisewise.printable import in_lines
 from noisewise.study.job import Status
 from noisewise.study.outcome import read_failure
 from noisewise.training.config import Config
@@ -21,6 +22,7 @@ from noisewise.training.display import Display, Pace, clock, coarser, sparkline
 from noisewise.training.progress import share_and_time_left
 
 REFRESH = 0.5  # seconds
+SPEC_WIDTH = 24  # characters of a spec in a line
 AROUND = 4  # lines of a terminal that are not runs
 ORDER = ("evaluating", "training", "waiting", "failed", "finished")  # what is shown where there is no room for all
 
@@ -191,7 +193,7 @@ def _cells(line: Line) -> list[Any]:
     distance = line.evaluation.get("distance")
     return [
         line.config.process,
-        Text(line.config.sampler, "bold"),
+        Text(in_lines(line.config.sampler, SPEC_WIDTH), "bold"),
         str(line.config.seed),
         ProgressBar(total=1.0, completed=line.share, width=12),
         str(step),

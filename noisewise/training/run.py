@@ -23,6 +23,7 @@ from noisewise.training.parallel import make_accelerator
 from noisewise.training.plain_files import inside
 from noisewise.training.progress import Progress, Quiet
 from noisewise.training.run_folder import RunFolder
+from noisewise.training.saving import Pending, Saver, begin_shards
 from noisewise.training.signals import StopRequest
 from noisewise.training.trainer import Trainer
 
@@ -78,6 +79,8 @@ class Run:
         self._warned = False  # of an average that is mostly initial weights
         self.stopped = False  # it was asked to end, perhaps in another process
         self._saved: float = NOTHING  # the step of the last checkpoint, until others were removed for it
+        self._saver = Saver()
+        self._pending: Pending | None = None  # the save in the background
         with distributed.together():
             if self.main:
                 self._changed = self.folder.begin(config, resume)
@@ -89,7 +92,7 @@ class Run:
             self.config = config = self._resolved(config, parts)
             self.trainer = Trainer(config, parts, self.accelerator, self.progress.tell)
             self._begin_from(self._found(step) if resume else None)
-            self.trainer.tensors()  # what cannot be saved is known now, not at the first checkpoint
+            self.trainer.tensors(gather=False)  # what cannot be saved is known now, not at the first checkpoint
             self.trainer.state()
             if self.main and config.steps >= self.trainer.step:
                 self.folder.write_config(config)
@@ -115,10 +118,11 @@ class Run:
         return found
 
     def _found(self, step: int | None) -> checkpoint.Checkpoint | None:
+        lazy = self.config.parallel == "fsdp"  # no rank holds the whole
         if step is None:
-            return checkpoint.newest_for_all(self.folder.checkpoints, self.progress.tell)
+            return checkpoint.newest_for_all(self.folder.checkpoints, self.progress.tell, lazy)
         with distributed.together():
-            return checkpoint.named(self.folder.checkpoints, step)
+            return checkpoint.named(self.folder.checkpoints, step, lazy)
 
     def _begin_from(self, found: checkpoint.Checkpoint | None) -> None:
         if found is not None:
@@ -141,6 +145,7 @@ class Run:
         """Train, yielding the step after each; ends at the end of the budget or, checkpoint saved, when asked to stop."""
         trainer, config = self.trainer, self.config
         for row in self._rows():
+            self.settle()
             if self._saved < trainer.step and not self._failing():  # a step was made from what was saved last: it is good
                 self._prune()
             if row is not None:
@@ -148,7 +153,7 @@ class Run:
             if config.log.samples_every and trainer.step % config.log.samples_every == 0:
                 self._draw_samples()
             if trainer.step % config.checkpoint.every == 0 and trainer.step != config.steps and not self._failing():
-                self.save()
+                self.save(wait=False)
             self.progress.step(trainer.step, trainer.seconds)
             if stop is not None and self._asked(stop):
                 self.save()
@@ -166,6 +171,10 @@ class Run:
             yield from self.trainer.run()
         except Diverged as error:
             left = None
+            try:
+                self.settle(wait=True)
+            except (checkpoint.CheckpointError, OSError) as unsaved:
+                self.progress.tell(str(unsaved))
             with distributed.together():
                 if self.main:
                     left = checkpoint.set_aside_diverged(self.folder.checkpoints, self.trainer.step - self._failing())
@@ -193,16 +202,35 @@ class Run:
             self.accelerator.log(_tracked(row), step=row["step"])
         self.progress.row(row)
 
-    def save(self) -> Path:
-        """Write a checkpoint."""
-        tensors = self.trainer.tensors()
-        path = self.folder.checkpoints / checkpoint.name_of(self.trainer.step)
+    def save(self, wait: bool = True) -> Path:
+        """Write a checkpoint; without `wait` in the background, once the one before is written."""
+        self.settle(wait=True)
+        tensors, step = self.trainer.tensors(gather=False), self.trainer.step
+        state, failing = self.trainer.state(), self._failing()
+        if any(distributed.is_sharded(value) for values in tensors.values() for value in values.values()):
+            self._pending = begin_shards(self._saver, self.folder, step, tensors, state, failing)
+        else:
+            with distributed.together():
+                if self.main:
+                    self._saver.begin(tensors, lambda copies: self.folder.commit(step, copies, state, failing))
+            self._pending = Pending(step)
+        self.settle(wait=wait)
+        return self.folder.checkpoints / checkpoint.name_of(step)
+
+    def settle(self, wait: bool = False) -> None:
+        """Take note of the end of a save in the background, and raise its error; all processes agree. `wait` for that end."""
+        if self._pending is None:
+            return
+        if not wait and distributed.world_size() > 1 and self.trainer.step % AGREE_EVERY:
+            return  # it takes a question to all of them
+        if not wait and distributed.largest(int(self._saver.busy), self.accelerator.device):
+            return
+        pending, self._pending = self._pending, None
         with distributed.together():
-            if self.main:
-                state, failing = self.trainer.state(), self._failing()
-                self.folder.commit(self.trainer.step, tensors, state, failing)
-        self._saved = self.trainer.step
-        return path
+            found = self._saver.result()
+        with distributed.together():
+            pending.complete(found)
+        self._saved = pending.step
 
     def _prune(self) -> None:
         """Remove the checkpoints that are no longer wanted."""
@@ -228,7 +256,8 @@ class Run:
             self.folder.config_file.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of processes, trackers and the folder."""
+        """Let go of processes, trackers and the folder; a save in the background is finished first."""
+        self._saver.wait()
         self.trainer.close()
         if self.config.log.trackers:
             self.accelerator.end_training()

@@ -6,7 +6,7 @@ run continues exactly from a checkpoint that holds no random state, and two meth
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from noisewise.training.state import module_tensors
 
 LEVELS = 10  # noise levels in a row of metrics
 FINE = 50  # levels of the curves that cost nothing to know
+ROWS = 20  # of metrics, at least, of a run whose budget are seconds
 WHAT_NOW = "Lower --optimizer.lr"
 
 
@@ -90,7 +91,7 @@ class Trainer:
             self.warm_up()
         self._mark = (self.step, self.seconds)
         while not self.finished():
-            logging = (self.step + 1) % self.config.log.every == 0 or self.step + 1 == self.config.steps
+            logging = (self.step + 1) % self.config.log.every == 0 or self.step + 1 == self.config.steps or self._row_is_due()
             others = (self.config.checkpoint.every, self.config.log.samples_every)
             pausing = logging or any(every and (self.step + 1) % every == 0 for every in others)
             self.timed_step(wait=pausing)  # or what the device still has to do would end off the clock
@@ -100,6 +101,12 @@ class Trainer:
             yield row
         if self.step != self._mark[0]:  # the seconds ran out between two log points
             yield self._metrics()
+
+    def _row_is_due(self) -> bool:
+        """A run on the clock may make few steps, and has rows all the same."""
+        if self.config.seconds is None:
+            return False
+        return bool(distributed.largest(int(self.seconds - self._mark[1] > self.config.seconds / ROWS), self.device))
 
     def finished(self) -> bool:
         """Whether the budget, in steps or in seconds, is spent; all processes agree."""
@@ -182,9 +189,9 @@ class Trainer:
 
     # Checkpoints ----------------------------------------------------------------------------------------------------
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """All tensors of the run, by part; a collective call when the model is sharded."""
-        return {**self.arithmetic.tensors(), "sampler": module_tensors(self.sampler)}
+    def tensors(self, gather: bool = True) -> dict[str, dict[str, Tensor]]:
+        """All tensors of the run, by part; to `gather` those of a sharded model is a collective call."""
+        return {**self.arithmetic.tensors(gather), "sampler": module_tensors(self.sampler, gather)}
 
     def state(self) -> dict[str, Any]:
         """All other state of the run."""
@@ -210,11 +217,11 @@ class Trainer:
                 raise
             raise CheckpointError(f"{checkpoint.path} does not fit this run: {type(error).__name__}: {error}") from error
 
-    def _load(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+    def _load(self, tensors: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any]) -> None:
         self.parts.check_same_data(state["data"])
         self._warm = False
         self.arithmetic.load(tensors)
-        self.sampler.load_state_dict(tensors["sampler"])  # by itself: it makes parts such as a policy on first use
+        self.sampler.load_state_dict(dict(tensors["sampler"]))  # by itself: it makes parts such as a policy on first use
         self.guard.longest.zero_()  # a run that went on from before its trouble gets another chance
         counts = {name: state[name] for name in ("step", "samples", "ema_updates", "processes")}
         if strange := [name for name, value in counts.items() if type(value) is not int or not 0 <= value < 2**63]:

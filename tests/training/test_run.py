@@ -264,6 +264,7 @@ def test_a_rotten_checkpoint_costs_a_run_nothing_but_its_own_steps(tmp_path):
     assert any("step-00000014: model.safetensors is not what was written" in message for message in heard.messages)
     assert names_in(folder / "checkpoints") == ["step-00000010", "unusable-step-00000014"]
     for step in run.advance():
+        run.settle(wait=True)
         if step == 12:  # no step was made from it yet
             assert names_in(folder / "checkpoints") == ["step-00000010", "step-00000012", "unusable-step-00000014"]
         if step == 13:
