@@ -3,12 +3,14 @@
     python benchmarks/checkpoint_cost.py --millions 60 --json benchmarks/results/checkpoint_cost.jsonl
 
 A DiT of about so many million parameters trains on tiny noise, so that nearly all of its state is weights, averages and Adam's
-moments. `stopped` is how long the loop stands still for a save (the copy), `lost` what all steps until the file is there take
-beyond their usual time, `written` how long a save takes for one that waits for it. Medians over the saves after the first, which
-also allocates the copy (`first`).
+moments. `stopped` is how long the loop stands still for a save (the copy), `stopped_cpu` the part of it in which it had a
+core (others may use the machine: `load`), `lost` what all steps until the file is there take beyond their usual time, `written`
+how long a save takes for one that waits for it. Medians over the saves after the first, for which the copy is also allocated
+(`first`).
 """
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -78,13 +80,15 @@ def measure(args: argparse.Namespace, place: Path) -> dict[str, Any]:
         "bytes": size,
         "step": round(usual, 4),
         "first": round(saves[0]["stopped"], 3),
-        **{name: round(statistics.median(save[name] for save in saves[1:]), 3) for name in ("stopped", "lost")},
+        **{name: round(statistics.median(save[name] for save in saves[1:]), 3) for name in ("stopped", "stopped_cpu", "lost")},
         "written": round(written, 3),
         "copy_bytes": copy,
         "saves": len(saves) - 1,
         "date": datetime.now(UTC).date().isoformat(),
         **environment(),
         "device": str(run.trainer.device),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
     }
 
 
@@ -98,17 +102,17 @@ def step(run: Run) -> float:
 def background(run: Run, usual: float) -> dict[str, float]:
     """A save in the background, and steps until it is written."""
     step(run)  # a checkpoint of the same step would be there already
-    start = time.perf_counter()
+    start, work = time.perf_counter(), time.thread_time()
     run.save(wait=False)
     run.trainer.arithmetic.wait()
-    stopped, steps = time.perf_counter() - start, 0
+    stopped, worked, steps = time.perf_counter() - start, time.thread_time() - work, 0
     while run._saver.busy:
         step(run)
         steps += 1
     run.settle(wait=True)
     lost = time.perf_counter() - start - steps * usual
     run._prune()
-    return {"stopped": stopped, "lost": max(lost, stopped)}
+    return {"stopped": stopped, "stopped_cpu": worked, "lost": max(lost, stopped)}
 
 
 def resident() -> int:

@@ -29,19 +29,19 @@ def draw_samples(run: Run) -> Path | None:
 
 
 def run_samples(
-    run: Run, count: int, check: Callable[[], None] | None = None, *, first: int = 0, solver: Solver | None = None
+    run: Run, count: int, check: Callable[[int], None] | None = None, *, first: int = 0, solver: Solver | None = None
 ) -> Tensor:
     """Samples of the averaged weights, from number `first` on, made by all processes together when the model is sharded.
 
-    `check` is called after each batch, without a recorded network at each of its evaluations, and may raise to end it. Without
-    a `solver` it is the quick one.
+    `check` is told how many evaluations of the network were made since the last time, each of a batch, and may raise to end it:
+    after each of them, on a GPU, where they are recorded, after each batch. Without a `solver` it is the quick one.
     """
-    trainer, parts = run.trainer, run.trainer.parts
-    made, look = [], check if trainer.device.type != "cuda" else None
+    trainer, parts, solver = run.trainer, run.trainer.parts, solver or quick_solver(run.config)
+    made, recorded = [], run.trainer.device.type == "cuda"
 
     def call(*inputs: Any) -> Tensor:
-        if look is not None:
-            look()
+        if check is not None and not recorded:
+            check(1)
         return trainer.call(*inputs)
 
     with run.averaged():
@@ -51,12 +51,12 @@ def run_samples(
             parts.source.shape,
             range(first, first + count),
             classes=parts.classes,
-            solver=solver or quick_solver(run.config),
+            solver=solver,
             seed=run.config.seed,
             device=trainer.device,
             clip=1.0 if parts.source.image else None,
         ):
             made.append(samples)
-            if check is not None and look is None:
-                check()
+            if check is not None and recorded:
+                check(solver.steps)
     return torch.cat(made)

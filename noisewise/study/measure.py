@@ -89,11 +89,11 @@ def continued(run: Run, made: Sequence[Tensor], count: int, solver: Solver, chec
         yield run_samples(run, min(size, count - first), look, first=first, solver=solver)
 
 
-def watched(check: Watch, what: str, pieces: int) -> Callable[..., None]:
-    """Counts its calls, or the pieces that it is told of, and passes on how many of all are done."""
+def watched(check: Watch, what: str, pieces: int) -> Callable[[int], None]:
+    """Counts the pieces that it is told of, and passes on which share of all is done."""
     done = 0
 
-    def look(more: int = 1) -> None:
+    def look(more: int) -> None:
         nonlocal done
         done += more
         check(what, min(1.0, done / max(pieces, 1)))

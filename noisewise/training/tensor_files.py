@@ -99,6 +99,7 @@ class StoredPart(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path, files: Sequence[str], index: Mapping[str, Sequence[Rows]] | None = None) -> None:
         self.folder, self.files, self.index = folder, list(files), index
+        self._opened: dict[str, Any] = {}
         self._names = list(index) if index is not None else self._open(files[0]).keys()
 
     def __iter__(self) -> Iterator[str]:
@@ -136,7 +137,9 @@ class StoredPart(Mapping[str, Tensor]):
         return torch.cat(found)
 
     def _open(self, file: str) -> Any:
-        return safe_open(self.folder / file, "pt")
+        if file not in self._opened:
+            self._opened[file] = safe_open(self.folder / file, "pt")
+        return self._opened[file]
 
 
 def shard_name(part: str, rank: int, world: int) -> str:
@@ -150,6 +153,8 @@ def stored_parts(folder: Path, files: Mapping[str, Any]) -> dict[str, StoredPart
     for part in indexed:
         index = json.loads(read_plain(folder / f"{part}{INDEX}"))
         shards = [name for name in files if name.startswith(f"{part}-") and name.endswith(".safetensors")]
+        if not isinstance(index, dict) or not all(isinstance(pieces, list) and pieces for pieces in index.values()):
+            raise ValueError(f"the index of {part} is not one")
         for name, pieces in index.items():
             place = 0
             for file, start, stop in pieces:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from torch import Tensor
 
 from noisewise import distributed, recipes
@@ -212,7 +213,7 @@ class Trainer:
             self._load(checkpoint.tensors, checkpoint.state)
             if checkpoint.step != self.step:
                 raise ValueError(f"its state is that of step {self.step}")
-        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"{checkpoint.path} does not fit this run: {type(error).__name__}: {error}") from error

@@ -1,5 +1,7 @@
 """Saves in the background: what is written is the state of its own step, whatever training does meanwhile."""
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -188,3 +190,28 @@ def test_any_rows_come_back_from_any_shards(tmp_path):
         assert part.shape("x") == (11, 2)
         for first, last in [(0, 11), (3, 9), (4, 8), (8, 11), (5, 5), (11, 11), (10, 11), (0, 1)]:
             assert torch.equal(part.rows("x", first, last), whole[first:last])
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "[]",
+        "{}",
+        '{"x": []}',
+        '{"x": [["../x", 0, 2]]}',
+        '{"x": [["part-0.safetensors", 1, 2]]}',
+        '{"y": [["part-0.safetensors", 0, 2]]}',
+    ],
+)
+def test_a_hostile_index_is_refused(index, tmp_path):
+    path = checkpoint.save(tmp_path, 3, {"part-0": {"x": torch.ones(2)}}, {"step": 3})
+    (path / "part.index.json").write_text(index)
+    manifest = json.loads((path / "manifest.json").read_text())
+    digest = hashlib.sha256(index.encode()).hexdigest()
+    manifest["files"]["part.index.json"] = {"bytes": len(index), "sha256": digest}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    if index == "{}":  # of no tensors at all
+        assert checkpoint.load(path).tensors["part"] == {}
+        return
+    with pytest.raises(CheckpointError):
+        checkpoint.load(path)
