@@ -64,6 +64,7 @@ MADE: dict[str, Callable[..., str]] = {
     "loss-curves": speed.loss_curves,
     "generation": speed.generation,
     "preset-cost": study.preset_cost,
+    "checkpoint-cost": speed.checkpoint_cost,
     # the demo, analyses, FID
     "demo": study.demo,
     "demo-seeds": study.demo_seeds,

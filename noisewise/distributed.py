@@ -3,7 +3,7 @@
 Feedback is gathered from all ranks and then applied by the same deterministic code everywhere, so ranks stay identical.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -98,6 +98,33 @@ def like(tensor: Tensor, example: Tensor, keep_dtype: bool = False) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(placed, mesh, example.placements)  # type: ignore[attr-defined]
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether every rank holds some of its rows (FSDP2)."""
+    return hasattr(tensor, "device_mesh")
+
+
+def own_rows(tensor: Tensor) -> Tensor:
+    """Those that this rank holds of a sharded tensor."""
+    return tensor.to_local()  # type: ignore[attr-defined]
+
+
+def rows_of_rank(rows: int, rank: int, world: int) -> tuple[int, int]:
+    """Where a rank's rows of a sharded tensor begin, and where they end."""
+    size = -(-rows // world)
+    return min(rank * size, rows), min((rank + 1) * size, rows)
+
+
+def from_rows(read: Callable[[int, int], Tensor], example: Tensor, keep_dtype: bool = False) -> Tensor:
+    """A tensor sharded as `example`; each rank reads its own rows."""
+    from torch.distributed.tensor import DTensor
+
+    first, last = rows_of_rank(len(example), rank(), world_size())
+    local = read(first, last)
+    local = local.to(own_rows(example).device, local.dtype if keep_dtype else example.dtype)
+    mesh, placements = example.device_mesh, example.placements  # type: ignore[attr-defined]
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=example.shape, stride=example.stride())
 
 
 def shard(model: nn.Module, device: torch.device) -> nn.Module:

@@ -57,7 +57,7 @@ def check_range(u: Tensor, wait: bool = False) -> Tensor:
     if visible(u, wait) and not bool(((u >= 0) & (u <= 1)).all()):
         raise ValueError(
             f"u must lie in [0, 1], got {float(u.min()):g} to {float(u.max()):g}: it is a quantile of the noise levels, not a "
-            "time; process.u_of_time(time) turns one into the other"
+            "time. Pass draw.u; process.u_of_time(time) turns a time into one"
         )
     return u
 

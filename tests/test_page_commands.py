@@ -96,7 +96,7 @@ def section(page: str, title: str) -> str:
 def shortened(words: list[str]) -> list[str]:
     """The command with less to do."""
     more = list(SHORTER.get(" ".join(words[:2]) if words[0] == "analyze" else words[0], []))
-    if "--run" in words:
+    if "--run" in words or (words[0] == "analyze" and len(words) > 2 and not words[2].startswith("-")):
         more = [word for word in more if not word.startswith(("--budget", "--points"))]
     if words[0] == "train":
         more.append("--steps=6" if "--resume" in words else "--steps=4")

@@ -123,3 +123,33 @@ def generation() -> str:
         cells = [row["precision"], row["batch"], f"{row['seconds']:.1f} s", f"{row['memory_gib']:.1f} GiB"]
         lines.append([WHAT[row["part"]], HOW[row["path"]], *cells])
     return table(["what", "how", "precision", "batch", "time", "GPU memory"], lines)
+
+
+def checkpoint_cost() -> str:
+    """What a checkpoint costs the loop, a row for each size and machine."""
+    heads = [
+        "parameters",
+        "files",
+        "machine",
+        "load",
+        "a step",
+        "the loop stands still",
+        "at work",
+        "a save takes",
+        "copy",
+    ]
+    lines = [
+        [
+            millions(row["parameters"]),
+            f"{row['bytes'] / 1e9:.2f} GB",
+            f"{row['cores']} CPU cores" if row["device"] == "cpu" else row["machine"],
+            f"{row['load']:.0f}",
+            f"{row['step']:.2f} s",
+            f"{row['stopped']:.2f} s",
+            f"{row['stopped_cpu']:.2f} s",
+            f"{row['written']:.1f} s",
+            f"{row['copy_bytes'] / 1e9:.2f} GB",
+        ]
+        for row in rows("checkpoint_cost.jsonl")
+    ]
+    return table(heads, lines)

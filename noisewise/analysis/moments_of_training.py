@@ -33,7 +33,9 @@ from noisewise.training.trainer import Trainer
 
 def add_subject(parser: argparse.ArgumentParser, *, budget: str = "2000it", points: int = 4) -> None:
     """The options that choose what to look at."""
-    parser.add_argument("--run", type=Path, help="the folder of a run: it is looked at in each of its checkpoints")
+    parser.add_argument(
+        "--run", type=Path, help="the folder of a run, also as the first word: looked at in all its checkpoints"
+    )
     parser.add_argument("--preset", action="append", default=[], help="or train this preset, and look at it on the way")
     parser.add_argument("--trust", action="append", default=[], metavar="NAME", help="a model of --run that may be imported")
     parser.add_argument("--budget", help=f"of that training: steps (1000it) or seconds (30s); default: {budget}")
@@ -44,7 +46,7 @@ def add_subject(parser: argparse.ArgumentParser, *, budget: str = "2000it", poin
 def chosen_config(options: argparse.Namespace, rest: list[str]) -> Config:
     """The configuration of the run or the preset, with whatever settings of noisewise train follow."""
     if (options.run is None) == (not options.preset):
-        raise ValueError("give --run FOLDER, or --preset NAME")
+        raise ValueError("give the folder of a run, or --preset NAME")
     for name, default in options.of_preset.items():
         if getattr(options, name) is None:
             setattr(options, name, default)

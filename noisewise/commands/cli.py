@@ -16,6 +16,7 @@ from typing import Any
 
 from noisewise.commands.parser import Parser
 from noisewise.printable import printable
+from noisewise.training.signals import Acknowledged
 
 COMMANDS = {
     "train": "train a model",
@@ -28,6 +29,9 @@ COMMANDS = {
     "encode": "turn images into latents with an autoencoder",
     "reproduce": "a table or figure of the papers, with ours beside it",
 }
+
+REPORTED = (ValueError, TypeError, OSError, RuntimeError, FloatingPointError, ImportError)  # they say what to do
+PLAIN = (ValueError, OSError, ModuleNotFoundError)  # of them, those that come from the user's words and files
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -43,7 +47,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     warnings.showwarning = _show_warning
-    return _reporting_errors(lambda: run_command(parser, words))
+    with Acknowledged() as signals:
+        return _reporting_errors(lambda: run_command(parser, words), signals)
 
 
 def whole_parser() -> Parser:
@@ -74,7 +79,7 @@ def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
     print(f"noisewise: warning: {printable(str(message))}", file=sys.stderr)
 
 
-def _reporting_errors(command: Callable[[], int]) -> int:
+def _reporting_errors(command: Callable[[], int], signals: Acknowledged) -> int:
     """Errors that say what to do need no traceback; NOISEWISE_TRACEBACK=1 shows it all the same."""
     try:
         status = command()
@@ -83,16 +88,16 @@ def _reporting_errors(command: Callable[[], int]) -> int:
     except BrokenPipeError:  # nobody reads on, as in `noisewise preview ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its end
         return 141
-    except ModuleNotFoundError as error:
-        if os.environ.get("NOISEWISE_TRACEBACK"):
-            raise
-        print(f"noisewise: {error}; this command needs the extras: pip install 'noisewise[train]'", file=sys.stderr)
-        return 1
-    except (ValueError, TypeError, OSError, RuntimeError, FloatingPointError, ImportError) as error:
-        if os.environ.get("NOISEWISE_TRACEBACK"):
-            raise
-        print(f"noisewise: {printable(str(error))}", file=sys.stderr)
-        print("(set NOISEWISE_TRACEBACK=1 to see where this happened)", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
+        signals.say()
         return 130
+    except Exception as error:
+        if signals.interrupted and isinstance(error, ImportError | SystemError):  # what some C extensions make of Ctrl-C
+            return 130
+        if os.environ.get("NOISEWISE_TRACEBACK") or not isinstance(error, REPORTED):
+            raise
+        extras = "; this command needs the extras: pip install 'noisewise[train]'"
+        print(f"noisewise: {printable(str(error))}{extras * isinstance(error, ModuleNotFoundError)}", file=sys.stderr)
+        if not isinstance(error, PLAIN):
+            print("(set NOISEWISE_TRACEBACK=1 to see where this happened)", file=sys.stderr)
+        return 1

@@ -7,16 +7,27 @@ training steps alone, the sampler's own cost included. The same command goes on 
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from noisewise.commands.parser import Parser
+from noisewise.data import Source, open_named
+from noisewise.generation.run_samples import quick_solver
+from noisewise.models import with_labels
 from noisewise.printable import printable
 from noisewise.spec import split_specs
 from noisewise.study.budget import with_budget
 from noisewise.study.conduct import combinations, conduct
+from noisewise.study.forecast import about, evaluation_seconds, needs_inception, said_fewer
 from noisewise.study.launch import add_launcher_options, chosen_launcher
-from noisewise.study.outcome import LOG, Comparison, Plan
+from noisewise.study.measure import CPU_IMAGES
+from noisewise.study.outcome import LOG, PLAN, Comparison, Outcome, Plan
+from noisewise.training.components import build_parts, open_source, with_network
+from noisewise.training.config import Config
+from noisewise.training.ema import mostly_initial
 from noisewise.training.options import config_parser, parse_config, read_mapping, with_files
 from noisewise.training.run import check_name
 from noisewise.training.signals import StopRequest
@@ -70,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if args.data_options and not args.data:
         raise ValueError("--data-options are settings of --data, which is not given")
     config = parse_config(config_parser(), with_files(args.settings, args.preset), args.parser.flags())
-    config = with_budget(config, args.budget)
+    config = with_network(with_budget(config, args.budget))
     check_name(config.name)
     planned = config.evaluation
     if args.data:
@@ -81,22 +92,64 @@ def run(args: argparse.Namespace) -> int:
     samplers = split_specs(args.samplers)
     schedules = split_specs(config.process if args.schedules is None else args.schedules)
     configs = combinations(config, samplers, schedules, args.seeds, folder)
+    images, asked = args.images, args.images is not None
+    if not asked:
+        images = planned.quick_images
+        real = real_of(config)
+        if needs_inception(real, device_of(config)) and args.headline is None:
+            images = min(images, CPU_IMAGES)
+        if (folder / PLAN).is_file():
+            images = Plan.read(folder).images
     plan = Plan(
         name=config.name,
         baseline=samplers[0],
         budget=args.budget,
         evaluate_at=shares(args.evaluate_at),
-        images=planned.quick_images if args.images is None else args.images,
+        images=images,
         command=args.words,
         headline=args.headline,
     )
     launcher = chosen_launcher(args, folder, len(samplers))
+    if images < planned.quick_images and not asked:
+        print(said_fewer(images, planned.quick_images, "--images"))
     with StopRequest() as stop:
-        comparison = conduct(plan, configs, launcher, stop=stop)
-    if stop.requested and any(outcome.status == "unfinished" for outcome in comparison.outcomes):
+        comparison = conduct(plan, configs, launcher, stop=stop, foretell=lambda jobs: foretold(config, plan, jobs))
+    ended = [outcome for outcome in comparison.outcomes if outcome.status != "unfinished"]
+    if stop.requested and len(ended) < len(comparison.plan.runs):
         print(f"{stop.name}: {launcher.farewell()}")
         return 0
     return conclude(comparison)
+
+
+def device_of(config: Config) -> torch.device:
+    """Where the runs will train."""
+    return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def real_of(config: Config) -> Source | None:
+    """The real images that runs will be compared with, if there are any."""
+    planned = config.evaluation
+    source = open_named(planned.data, options=planned.data_options) if planned.data else open_source(config)
+    return source if source.image else None
+
+
+def foretold(config: Config, plan: Plan, runs: int) -> float:
+    """Say how long all of it will take; returns the seconds of an evaluation, 0 where that is known only when one was made."""
+    evaluations = runs * len(plan.evaluate_at)
+    training = "" if config.seconds is None else f": {about(runs * config.seconds)} of training"
+    counts = f"{runs} runs{training}, measured {evaluations} times in all with {plan.images:,} images each"
+    if device_of(config).type != "cpu":
+        print(counts)
+        return 0.0
+    parts = build_parts(config)
+    source = real_of(config) or parts.source
+    call = with_labels(parts.model.eval())
+    if source.shape != parts.source.shape:  # of latents, decoding is not known beforehand
+        print(counts)
+        return 0.0
+    each, once = evaluation_seconds(call, source, parts.classes, plan.images, quick_solver(config).steps)
+    print(f"{counts}: {about(evaluations * each + once)} of measuring on this CPU")
+    return each
 
 
 def shares(text: str) -> tuple[float, ...]:
@@ -105,6 +158,21 @@ def shares(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"--evaluate-at {text!r}: give shares of the budget, as in 0.25,0.5,0.75,1") from None
+
+
+def doubts(outcomes: Sequence[Outcome]) -> list[str]:
+    """What should be known before anybody believes the figures: budgets that were too short for them."""
+    found = []
+    for outcome in outcomes:
+        steps = [one.step for one in outcome.evaluations]
+        if len(set(steps)) < len(steps):
+            found.append(
+                f"the budget is too short to be measured {len(steps)} times: {outcome.sampler}, seed {outcome.seed}, made "
+                f"{steps[-1]} step{'s' * (steps[-1] != 1)}, so some evaluations are one and the same; give a larger --budget"
+            )
+        elif (average := mostly_initial(outcome.config.ema, steps[-1])) is not None:
+            found.append(f"{outcome.sampler}, seed {outcome.seed}: {average}")
+    return [found[0], *([f"and {len(found) - 1} more runs like that"] if len(found) > 1 else [])] if found else []
 
 
 def conclude(comparison: Comparison) -> int:
@@ -119,6 +187,8 @@ def conclude(comparison: Comparison) -> int:
     if finished:
         write_results(comparison)
         print_table(comparison)
+        for doubt in doubts(finished):
+            print(printable(f"warning: {doubt}"))
     for outcome in failed:
         why = outcome.failure.message if outcome.failure is not None else ""
         print(printable(f"failed: {outcome.process}, {outcome.sampler}, seed {outcome.seed}: {why}"))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.commands.generate import add_model_options, describe_set, make_set, place, prepare_processes
+from noisewise.commands.generate import add_model_options, choose_solver, describe_set, make_set, place, prepare_processes
 from noisewise.commands.parser import Parser
 from noisewise.data import Source, leaving_out_corrupt, open_data, open_named
 from noisewise.generation.sets import ImageSet
@@ -37,6 +37,8 @@ from noisewise.metrics.optimal_loss import (
     save_optimal_loss,
 )
 from noisewise.precision import full_float32
+from noisewise.study.forecast import about, feature_seconds, forward_seconds, needs_inception, said_fewer
+from noisewise.study.measure import CPU_IMAGES, CPU_REAL_IMAGES
 from noisewise.training.checkpoint import NAME
 from noisewise.training.components import open_source
 from noisewise.training.config import Config
@@ -110,14 +112,21 @@ def run(args: argparse.Namespace) -> int:
     )
     if trained is not None:
         planned = trained.config.evaluation
+        asked = args.count is not None
         args.count = planned.images if args.count is None else args.count
         if not args.data:
             args.data, args.data_options = planned.data, planned.data_options
     result: dict[str, Any] = {"kind": "evaluation", "target": args.target.name}
     real = real_source(args, trained, args.split) if metrics else None  # what is missing should be missed at once
+    args.real_count = None
     if real is not None:
+        if trained is not None and not asked and args.count > CPU_IMAGES and needs_inception(real, device):
+            print(said_fewer(CPU_IMAGES, args.count, "--count"))
+            args.count, args.real_count = CPU_IMAGES, CPU_REAL_IMAGES
         network = distances.choose_network(real, device, args.preprocessing, args.weights, args.features)
         images = chosen_images(args, trained, metrics, real, network)
+        if trained is not None and device.type == "cpu" and distributed.rank() == 0:
+            foretell(args, trained, real, network)
     if trained is not None:
         result |= {"step": trained.step, "weights": trained.weights, "weights_sha256": trained.digest}
         if (args.heldout or args.vlb) and distributed.rank() == 0:
@@ -136,6 +145,18 @@ def run(args: argparse.Namespace) -> int:
             with writing(f"--json {args.json}", args.json):
                 args.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
+
+
+def foretell(args: argparse.Namespace, trained: Trained, real: Source, network: distances.Network) -> None:
+    """Say how long it will take on this CPU, at most: what was made or measured before is not done again."""
+    forward = forward_seconds(trained.call, trained.shape, trained.classes)
+    generating = args.count * choose_solver(args, trained).steps * forward
+    measuring = (args.count + min(args.real_count or len(real), len(real))) * feature_seconds(network, real.shape)
+    held_out = args.heldout * args.levels * forward
+    print(
+        f"on this CPU {about(generating + measuring + held_out)} at most: {args.count:,} images {about(generating)}, their "
+        f"features and those of real ones {about(measuring)}"
+    )
 
 
 def check_options(args: argparse.Namespace, is_run: bool) -> None:
@@ -209,9 +230,16 @@ def image_distances(
     """Generate what is missing of the images, and measure."""
     keep = any(metric in distances.NEED_REAL_FEATURES for metric in metrics)
     world = distributed.world_size()
-    with Count("real images", math.ceil(len(real) / world)).shown() as done:
+    with Count("real images", math.ceil(min(args.real_count or len(real), len(real)) / world)).shown() as done:
         statistics = distances.real_statistics(
-            real, network, device, keep_features=keep, cache=args.cache, batch=args.feature_batch, progress=done.reach
+            real,
+            network,
+            device,
+            keep_features=keep,
+            cache=args.cache,
+            batch=args.feature_batch,
+            progress=done.reach,
+            count=args.real_count,
         )
     about: dict[str, Any] = {"data": real.name, "split": args.split, "data_fingerprint": real.fingerprint()}
     batches: Iterable[Tensor]

@@ -34,5 +34,8 @@ class Digits(ArraySource):
 def open_digits(path: Path | None, split: str) -> Digits:
     """The built-in digits."""
     if path is not None:
-        raise ValueError(f"the digits come with noisewise and take no path, got {str(path)!r}: leave the path out")
+        raise ValueError(
+            f"the digits come with noisewise and take no path, got {str(path)!r}: leave it out, or say what "
+            "lies there, as in --data.source folder (or cifar10, array, latents, huggingface)"
+        )
     return Digits(split)

@@ -18,7 +18,7 @@ from noisewise.data.source import Rows, Source, of_files
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 SPLIT_NAMES = {"train", "test", "val", "valid", "validation"}
-REMEDY = "mend or remove it, or set skip_corrupt (--skip-corrupt of evaluate) to leave such files out"
+REMEDY = "mend or remove it, or leave such files out: --data.options '{skip_corrupt: true}' (--skip-corrupt of evaluate)"
 IN_A_RUN = "put a sound one in its place, and a run goes on with --resume; skip_corrupt would have left it out from the start"
 
 

@@ -20,6 +20,8 @@ from noisewise.objective import Objective
 from noisewise.training.plain_files import make_folder
 from noisewise.training.run_folder import replace_file
 
+BATCH = 500  # images at a time
+
 
 def generate_batches(
     model: Any,
@@ -33,7 +35,7 @@ def generate_batches(
     label: int | None = None,
     guidance: float = 1.0,
     interval: tuple[float, float] = (0.0, 1.0),
-    batch: int = 500,
+    batch: int = BATCH,
     device: torch.device | str = "cpu",
     clip: float | None = 1.0,
 ) -> Iterator[tuple[Tensor, Tensor]]:

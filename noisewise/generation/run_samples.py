@@ -4,6 +4,7 @@ touched."""
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,27 +56,34 @@ def draw_samples(run: Run) -> Path | None:
 
 
 def run_samples(
-    run: Run, count: int, check: Callable[[], None] | None = None, *, first: int = 0, solver: Solver | None = None
+    run: Run, count: int, check: Callable[[int], None] | None = None, *, first: int = 0, solver: Solver | None = None
 ) -> Tensor:
     """Samples of the averaged weights, from number `first` on, made by all processes together when the model is sharded.
 
-    `check` is called after each batch, and may raise to end it. Without a `solver` it is the quick one.
+    `check` is told how many evaluations of the network were made since the last time, each of a batch, and may raise to end it:
+    after each of them, on a GPU, where they are recorded, after each batch. Without a `solver` it is the quick one.
     """
-    trainer, parts = run.trainer, run.trainer.parts
-    made = []
+    trainer, parts, solver = run.trainer, run.trainer.parts, solver or quick_solver(run.config)
+    made, recorded = [], run.trainer.device.type == "cuda"
+
+    def call(*inputs: Any) -> Tensor:
+        if check is not None and not recorded:
+            check(1)
+        return trainer.call(*inputs)
+
     with run.averaged():
         for _, samples in generate_batches(
-            Replay(trainer.call, trainer.network),
+            Replay(call, trainer.network),
             trainer.objective,
             parts.source.shape,
             range(first, first + count),
             classes=parts.classes,
-            solver=solver or quick_solver(run.config),
+            solver=solver,
             seed=run.config.seed,
             device=trainer.device,
             clip=1.0 if parts.source.image else None,
         ):
             made.append(samples)
-            if check is not None:
-                check()
+            if check is not None and recorded:
+                check(solver.steps)
     return torch.cat(made)

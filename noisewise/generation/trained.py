@@ -17,6 +17,7 @@ from noisewise.objective import Objective
 from noisewise.printable import printable
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
+from noisewise.training.ema import mostly_initial
 from noisewise.training.fast.fuse import fuse, unfuse
 from noisewise.training.options import load_config
 from noisewise.training.state import load_module, load_named
@@ -89,6 +90,8 @@ def load_trained(
     shape, classes = tuple(about["shape"]), about["classes"]
     model = build_model(config.model.name, config.model.options, shape=shape, classes=classes)
     load_module(model, found.tensors["model"], "model")
+    if weights == "ema" and (warning := mostly_initial(config.ema, _updates(found))) is not None:
+        tell(warning)
     if weights == "ema":  # by parameter: tied ones have two names in a state dict, and one average
         load_named(dict(model.named_parameters()), found.tensors["ema"], "ema")
     model = placed(model.eval().requires_grad_(False), shape, classes, device)
@@ -144,6 +147,12 @@ def _are_latents(latents: Any) -> bool:
     return isinstance(latents, dict) and all(
         name in latents and isinstance(latents[name], kind) for name, kind in kinds.items()
     )
+
+
+def _updates(found: checkpoint.Checkpoint) -> int:
+    """How often the average was updated, as far as is known."""
+    updates = found.state.get("ema_updates")
+    return updates if type(updates) is int and 0 <= updates < 2**63 else 0
 
 
 def _found(folder: Path, step: int | None, tell: Callable[[str], None]) -> checkpoint.Checkpoint:

@@ -101,13 +101,19 @@ def real_statistics(
     cache: Path | None = None,
     batch: int = 128,
     progress: Progress | None = None,
+    count: int | None = None,
 ) -> Reference:
-    """Statistics of the real images, from the cache if they were made before."""
+    """Statistics of the real images, or of `count` of them spread over all, from the cache if they were made before."""
     check_real(source)
-    key = Key(source.fingerprint(), network.id, network.preprocessing)
+    some = count is not None and count < len(source)
+    key = Key(f"{source.fingerprint()}{f'-{count}' * some}", network.id, network.preprocessing)
 
     def images() -> Iterable[Tensor]:
-        return source_images(source, batch)
+        if not some:
+            return source_images(source, batch)
+        chosen = np.linspace(0, len(source) - 1, count or 0).astype(np.int64)  # data may be sorted by class
+        mine = range(distributed.rank() * batch, len(chosen), batch * distributed.world_size())
+        return (to_uint8(source.decode(source.read(chosen[first : first + batch])[0])) for first in mine)
 
     return reference(
         images, key, network.module, device, folder=cache, keep_features=keep_features, batch=batch, progress=progress

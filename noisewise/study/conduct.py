@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from noisewise.training.run_folder import sweep
 from noisewise.training.signals import StopRequest
 from noisewise.training.writing import writing
 
+Foretell = Callable[[int], float]
 LONGEST = 80  # characters of a spec in the name of a folder
 
 
@@ -65,11 +66,14 @@ def _file_name(spec: str) -> str:
     return f"{short}-{hashlib.sha256(spec.encode()).hexdigest()[:6]}"
 
 
-def conduct(plan: Plan, configs: list[Config], launcher: Launcher, *, stop: StopRequest | None = None) -> Comparison:
+def conduct(
+    plan: Plan, configs: list[Config], launcher: Launcher, *, stop: StopRequest | None = None, foretell: Foretell | None = None
+) -> Comparison:
     """Bring all runs to their end, or as far as `stop` lets them, and return what came of them.
 
     Runs that are finished stay as they are, others go on where they were. In a script, call it under
-    ``if __name__ == "__main__":``, as everything that starts processes.
+    ``if __name__ == "__main__":``, as everything that starts processes. `foretell` is told how many
+    runs there will be, says how long they take, and returns the seconds of an evaluation, 0 if they are not known.
     """
     if distributed.world_size() > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("compare is one process: start it without torchrun")
@@ -83,7 +87,8 @@ def conduct(plan: Plan, configs: list[Config], launcher: Launcher, *, stop: Stop
         for job in jobs:
             forget_failure(job.folder)
         if jobs:
-            with Board(configs).shown():
+            seconds = 0.0 if foretell is None else foretell(len(jobs))
+            with Board(configs, evaluations=len(plan.evaluate_at), seconds=seconds).shown():
                 launcher.launch(jobs, stop)
     return read_comparison(folder)
 

@@ -37,6 +37,7 @@ class Status:
     state: str  # "training", "evaluating" or "waiting" (for its turn)
     step: int
     seconds: float
+    note: str = ""  # how far an evaluation is
 
     def write(self, folder: Path) -> None:
         """Replace the file; without waiting for the disk, since nothing depends on it."""

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from noisewise.printable import in_lines
 from noisewise.study.job import Status
 from noisewise.study.outcome import read_failure
 from noisewise.training.config import Config
@@ -21,6 +22,7 @@ from noisewise.training.display import Display, Pace, clock, coarser, sparkline
 from noisewise.training.progress import share_and_time_left
 
 REFRESH = 0.5  # seconds
+SPEC_WIDTH = 24  # characters of a spec in a line
 AROUND = 4  # lines of a terminal that are not runs
 ORDER = ("evaluating", "training", "waiting", "failed", "finished")  # what is shown where there is no room for all
 
@@ -61,7 +63,8 @@ class Line:
         self.now = (0, 0.0)  # step and seconds
         self.row: dict[str, Any] = {}  # of training
         self.evaluation: dict[str, Any] = {}
-        self.state, self.reason = "waiting", ""
+        self.state, self.reason = "waiting", ""  # why it failed, or how far it is
+        self.evaluated: dict[float, float] = {}  # shares of the budget, and the seconds that measuring took
         self._tail = Tail(self.folder / "metrics.jsonl")
 
     def look(self) -> None:
@@ -69,15 +72,16 @@ class Line:
         for row in self._tail.rows():
             if row.get("kind") == "evaluation":
                 self.evaluation = row
+                self.evaluated |= {row["share"]: row.get("took") or 0.0} if "share" in row else {}
             elif "kind" not in row:
                 self.row = row
             self.now = (row.get("step", 0), row.get("seconds", 0.0))
         status, failure = Status.read(self.folder), read_failure(self.folder)
         self.state, self.reason = "waiting" if status is None else status.state, ""
         if status is not None:
-            self.now = (status.step, status.seconds)
+            self.now, self.reason = (status.step, status.seconds), status.note
         if self.evaluation.get("share") == 1:
-            self.state = "finished"
+            self.state, self.reason = "finished", ""
         elif failure is not None:
             self.state, self.reason = "failed", failure.message
 
@@ -92,12 +96,27 @@ class Line:
 
 
 class Board:
-    """All lines, in a terminal; elsewhere a plain line at every tenth of the way and for each run that fails."""
+    """All lines, in a terminal; elsewhere a plain line at every tenth of the way and for each run that fails.
+
+    Args:
+        configs: of the runs.
+        console: where to; by default stderr.
+        now: a clock.
+        evaluations: of each run.
+        seconds: that one of them takes, as far as is known beforehand.
+    """
 
     def __init__(
-        self, configs: Sequence[Config], console: Console | None = None, now: Callable[[], float] = time.monotonic
+        self,
+        configs: Sequence[Config],
+        console: Console | None = None,
+        now: Callable[[], float] = time.monotonic,
+        *,
+        evaluations: int = 0,
+        seconds: float = 0.0,
     ) -> None:
         self.display, self.pace = Display(console), Pace(now)
+        self.evaluations, self.seconds = evaluations, seconds
         self.lines = [Line(config) for config in configs]
         self.share = 0.0  # of all training that is done
         self._failed: set[str] = set()
@@ -137,9 +156,20 @@ class Board:
         for line in self.lines:
             line.look()
         self.share = sum(line.share for line in self.lines) / len(self.lines)
-        to_do = sum(1 - line.share for line in self.lines if line.state != "failed") / len(self.lines)
-        done, left = f"{self.share:.0%} trained", self.pace.time_left(self.share, to_do)
+        each = self._evaluation()
+        whole = len(self.lines) * (1 + each * self.evaluations)
+        made = [line.share + each * min(len(line.evaluated), self.evaluations) for line in self.lines]
+        failed = sum(line.state == "failed" for line in self.lines)
+        lost = sum(one for one, line in zip(made, self.lines, strict=True) if line.state == "failed")
+        to_do = 1 - (sum(made) - lost) / whole - failed / len(self.lines)
+        done, left = f"{self.share:.0%} trained", self.pace.time_left(sum(made) / whole, max(to_do, 0.0))
         return done if left is None else f"{done}, about {clock(left)} left"
+
+    def _evaluation(self) -> float:
+        """What an evaluation takes, over what training a run takes; 0 if neither is known."""
+        took = [seconds for line in self.lines for seconds in line.evaluated.values() if seconds]
+        runs = [line.now[1] / line.share for line in self.lines if line.share and line.now[1]]
+        return (sum(took) / len(took) if took else self.seconds) / (sum(runs) / len(runs)) if runs else 0.0
 
     def drawn(self) -> Table:
         """The view as it is now."""
@@ -163,7 +193,7 @@ def _cells(line: Line) -> list[Any]:
     distance = line.evaluation.get("distance")
     return [
         line.config.process,
-        Text(line.config.sampler, "bold"),
+        Text(in_lines(line.config.sampler, SPEC_WIDTH), "bold"),
         str(line.config.seed),
         ProgressBar(total=1.0, completed=line.share, width=12),
         str(step),
@@ -172,5 +202,5 @@ def _cells(line: Line) -> list[Any]:
         sparkline(row["loss_by_level"], low=0.0) if row else "",
         sparkline(coarser(row["density_by_level"]), low=0.0) if row else "",
         f"{distance:.4g}" if distance is not None else "",
-        Text(f"failed: {line.reason}"[:60], "red") if line.state == "failed" else line.state,
+        Text(f"failed: {line.reason}"[:60], "red") if line.state == "failed" else f"{line.state} {line.reason}".strip(),
     ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from noisewise.data import Source, open_named
-from noisewise.generation.images import Decoder, make_decoder, save_grid, to_uint8
+from noisewise.generation.images import BATCH, Decoder, make_decoder, save_grid, to_uint8
 from noisewise.generation.replay import Replay
 from noisewise.generation.run_samples import headline_solver, quick_solver, run_samples
 from noisewise.generation.solvers import Solver
@@ -25,10 +25,14 @@ from noisewise.training.run import Run
 from noisewise.weighting import VLB
 
 LEVELS, HELD_OUT = 50, 400  # noise levels of the held-out loss, and test images at each
+CPU_IMAGES, CPU_REAL_IMAGES = 250, 1000  # where Inception runs on a CPU and nobody asks for more
 SHOWN, COLUMNS = 64, 8  # samples in a picture
 
 
-def nothing() -> None:
+Watch = Callable[[str, float], None]  # told what is being done, and which share of it is; may raise to end an evaluation
+
+
+def nothing(what: str, share: float) -> None:
     """Let an evaluation go on."""
 
 
@@ -39,20 +43,21 @@ def evaluate(
     *,
     headline: int | None = None,
     tell: Callable[[str], None] = print,
-    check: Callable[[], None] = nothing,
+    check: Watch = nothing,
 ) -> Evaluation:
     """Measure a run as it is, with its averaged weights, and draw a few samples into its folder; training is not touched.
 
     Images are made by the quick solver. With `headline` the distance of that many images of the headline's solver is measured
-    as well; if the two are one, the first images are the same. `check` is called again and again meanwhile, and may raise to
-    end it.
+    as well; if the two are one, the first images are the same. `check` is called again and again meanwhile, with what is being
+    done and how far it is, and may raise to end it.
     """
     trainer, objective = run.trainer, run.trainer.objective
     held_out = held_out_of(run, check=check)
     quick, full = quick_solver(run.config), headline_solver(run.config)
-    samples = run_samples(run, images, check, solver=quick)
+    samples = run_samples(run, images, watched(check, "generating", quick.steps * -(-images // BATCH)), solver=quick)
+    few = trainer.device.type == "cpu" and images <= CPU_IMAGES and headline is None
     wanted = ("fid", "error") if share == 1 else ("fid",)
-    metric, distance, error = distance_and_error(run, [samples], tell, check, wanted)
+    metric, distance, error = distance_and_error(run, [samples], tell, check, wanted, real=CPU_REAL_IMAGES if few else None)
     more = None
     if headline is not None and metric is not None:
         made = [samples] if full == quick else []
@@ -75,28 +80,39 @@ def evaluate(
     )
 
 
-def continued(
-    run: Run, made: Sequence[Tensor], count: int, solver: Solver, check: Callable[[], None], *, size: int
-) -> Iterator[Tensor]:
+def continued(run: Run, made: Sequence[Tensor], count: int, solver: Solver, check: Watch, *, size: int) -> Iterator[Tensor]:
     """Samples that are there, if any, and the ones that follow them, `count` in all, in parts of `size` to save memory."""
     yield from made
+    look = watched(check, f"generating {count:,}", solver.steps * -(-(count - sum(map(len, made))) // min(size, BATCH)))
     for first in range(sum(map(len, made)), count, size):
-        yield run_samples(run, min(size, count - first), check, first=first, solver=solver)
+        yield run_samples(run, min(size, count - first), look, first=first, solver=solver)
 
 
-def held_out_of(run: Run, images: int = HELD_OUT, check: Callable[[], None] = nothing) -> Validation:
+def watched(check: Watch, what: str, pieces: int) -> Callable[[int], None]:
+    """Counts the pieces that it is told of, and passes on which share of all is done."""
+    done = 0
+
+    def look(more: int) -> None:
+        nonlocal done
+        done += more
+        check(what, min(1.0, done / max(pieces, 1)))
+
+    return look
+
+
+def held_out_of(run: Run, images: int = HELD_OUT, check: Watch = nothing) -> Validation:
     """Held-out losses of a run as it is, with its averaged weights; an error if they are not finite."""
-    trainer = run.trainer
+    trainer, source = run.trainer, open_source(run.config, "test")
     with run.averaged():
         found = held_out_losses(
             Replay(trainer.call, trainer.network),
             trainer.objective,
-            open_source(run.config, "test"),
+            source,
             levels=LEVELS,
             images=images,
             classes=trainer.parts.classes,
             device=trainer.device,
-            progress=lambda _: check(),
+            progress=watched(check, "held-out loss", LEVELS * min(images, len(source))),
         )
     if not math.isfinite(found.mean):
         raise FloatingPointError(f"the held-out loss of the averaged weights is {found.mean} at step {trainer.step}")
@@ -149,18 +165,23 @@ def as_images(run: Run, samples: Tensor) -> Tensor:
 
 
 def distance_to_data(
-    run: Run, samples: Iterable[Tensor], tell: Callable[[str], None], check: Callable[[], None] = nothing
+    run: Run, samples: Iterable[Tensor], tell: Callable[[str], None], check: Watch = nothing, *, real: int | None = None
 ) -> tuple[str | None, float | None]:
-    """FID, or its like for the digits, of samples in parts; nothing if they are no images, or without Inception's weights."""
-    return distance_and_error(run, samples, tell, check, metrics=("fid",))[:2]
+    """FID, or its like for the digits, of samples in parts; nothing if they are no images, or without Inception's weights.
+
+    `real` is how many of the real images count, where that is Inception's work; all by default.
+    """
+    return distance_and_error(run, samples, tell, check, metrics=("fid",), real=real)[:2]
 
 
 def distance_and_error(
     run: Run,
     samples: Iterable[Tensor],
     tell: Callable[[str], None],
-    check: Callable[[], None] = nothing,
+    check: Watch = nothing,
     metrics: tuple[str, ...] = ("fid", "error"),
+    *,
+    real: int | None = None,
 ) -> tuple[str | None, float | None, float | None]:
     """The same, with the distance's standard error."""
     source, device = real_images(run), run.trainer.device
@@ -174,7 +195,16 @@ def distance_and_error(
         tell(f"no FID: {error}")
         return None, None, None
     if source not in _REAL:
-        _REAL[source] = real_statistics(source, network, device, progress=lambda _: check())
+        count = real if network.metric == "fid" else None
+        _REAL[source] = real_statistics(
+            source,
+            network,
+            device,
+            count=count,
+            progress=lambda done: check("real images", done / min(count or len(source), len(source))),
+        )
     images = (to_uint8(as_images(run, part)) for part in samples)
-    found = compare_images(images, _REAL[source], network, device, metrics, progress=lambda _: check())
+    found = compare_images(
+        images, _REAL[source], network, device, metrics, progress=lambda done: check(f"features of {done}", 1.0)
+    )
     return network.metric, float(found[network.metric]), found.get(f"{network.metric}_error")

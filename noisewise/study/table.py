@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from noisewise.printable import in_lines
 from noisewise.study.findings import baseline_name, explanation, findings, p_text
 from noisewise.study.outcome import Comparison
 from noisewise.study.summary import Spread, Summary, budget_unit, headline_images, metric_label, summarise
@@ -21,7 +22,6 @@ from noisewise.study.summary import Spread, Summary, budget_unit, headline_image
 __all__ = ["explanation", "findings", "print_table", "table_rows"]
 
 FILE_WIDTH = 160  # of text where there is no terminal
-NAME_WIDTH = 12  # longer names may go on in the next line
 GAP = 2  # between columns
 
 
@@ -109,8 +109,11 @@ def _rich_table(columns: Sequence[Column], summaries: Sequence[Summary], widths:
         table.add_column(Text(column.heading), justify="left" if column.left else "right", width=width, overflow="fold")
     best = lowest(summaries)
     for one in summaries:
-        cells = [column.cell(one) for column in columns]
-        texts = [Text(_tight(cell) if narrow else cell) for cell, narrow in zip(cells, narrowed, strict=True)]
+        texts = []
+        for column, width, narrow in zip(columns, widths, narrowed, strict=True):
+            cell = column.cell(one)
+            fitted = in_lines(cell, width) if column.heading == "sampler" else _tight(cell)
+            texts.append(Text(fitted if narrow else cell))
         table.add_row(*texts, style="bold" if one in best else None)
     return table
 
@@ -132,10 +135,10 @@ def _widest(column: Column, summaries: Sequence[Summary]) -> int:
 
 
 def _narrowest(column: Column, summaries: Sequence[Summary]) -> int:
-    """The longest word; the names of samplers may be broken."""
-    texts = (column.heading, *(_tight(column.cell(one)) for one in summaries))
-    longest = max(len(word) for text in texts for word in text.split(" "))
-    return min(longest, NAME_WIDTH) if column.heading == "sampler" else longest
+    """The longest word; specs of samplers may go on in the next line between two of theirs."""
+    cells = [column.cell(one) for one in summaries]
+    texts = [in_lines(cell, 1) if column.heading == "sampler" else _tight(cell) for cell in cells]
+    return max(len(word) for text in (column.heading, *texts) for word in text.split())
 
 
 def _tight(cell: str) -> str:

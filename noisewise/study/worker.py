@@ -41,12 +41,15 @@ class Notes(Progress):
         self._next = 0.0
 
     def step(self, step: int, seconds: float) -> None:
+        self.now_and_then("training", step, seconds)
+
+    def now_and_then(self, state: str, step: int, seconds: float, note: str = "") -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + self.pause
-            self.state("training", step, seconds)
+            self.state(state, step, seconds, note)
 
-    def state(self, state: str, step: int, seconds: float) -> None:
-        Status(state, step, seconds).write(self.folder)
+    def state(self, state: str, step: int, seconds: float, note: str = "") -> None:
+        Status(state, step, seconds, note).write(self.folder)
 
     def row(self, row: dict[str, Any]) -> None:
         print(f"step {row['step']}  {summary(row)}", flush=True)
@@ -111,7 +114,7 @@ def _follow(run: Run, job: Job, turns: Iterable[float], stop: StopRequest, notes
             due = [share for share in pending if share <= turn and reached(run, share)]
             notes.state("evaluating", trainer.step, trainer.seconds)
             try:
-                _evaluate(run, due, job, stop)
+                _evaluate(run, due, job, stop, notes)
             except Interrupted:
                 return False
             pending = pending[len(due) :]
@@ -131,18 +134,20 @@ def _train(run: Run, walk: Iterator[int], share: float) -> None:
     run.trainer.settle()
 
 
-def _evaluate(run: Run, shares: list[float], job: Job, stop: StopRequest) -> None:
+def _evaluate(run: Run, shares: list[float], job: Job, stop: StopRequest, notes: Notes) -> None:
     """Save, measure, and write down; shares that a single slow step has reached have one measurement in common."""
 
-    def check() -> None:
+    def check(what: str, done: float) -> None:
         if stop.requested:
             raise Interrupted
+        notes.now_and_then("evaluating", run.trainer.step, run.trainer.seconds, f"{what} {done:.0%}" if done < 1 else what)
 
     run.save()
+    began = time.monotonic()
     headline = job.headline if shares[-1] == 1 else None
     found = evaluate(run, shares[-1], job.images, headline=headline, check=check)
     for share in shares:
-        run.folder.log(replace(found, share=share).row(), durable=True)
+        run.folder.log({**replace(found, share=share).row(), "took": round(time.monotonic() - began, 2)}, durable=True)
     print(f"step {found.step}  evaluated at {shares[-1]:.0%} of the budget: {found.metric} {found.distance}", flush=True)
     if found.headline is not None:
         print(f"step {found.step}  {found.metric} of {headline:,} images: {found.headline}", flush=True)

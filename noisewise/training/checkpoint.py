@@ -5,6 +5,10 @@
         state.json                                                       numbers
         manifest.json                                                    format, step, size and SHA-256 of every file
 
+What is sharded over processes (FSDP2) lies in a file for each of them, with an index of the rows that each holds:
+
+        model-00000-of-00002.safetensors  model-00001-of-00002.safetensors  model.index.json
+
 A checkpoint is written to a temporary folder, flushed to the disk, and renamed: under its final name it is always whole. Before
 it is used, every file is compared with the manifest. Only safetensors and JSON are ever read: no file can run code.
 
@@ -19,18 +23,26 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.training.plain_files import make_folder, open_new, read_plain, sync
+from noisewise.training.plain_files import make_folder, read_plain, sync
+from noisewise.training.tensor_files import (
+    INDEX,
+    Description,
+    Rows,
+    stored_parts,
+    write_tensors,
+    writing_hashed,
+)
 
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,18})")
@@ -47,52 +59,108 @@ class Checkpoint:
     """What was saved at one step: tensors by part and name, and everything else as JSON."""
 
     step: int
-    tensors: dict[str, dict[str, Tensor]]
+    tensors: Mapping[str, Mapping[str, Tensor]]
     state: dict[str, Any]
     path: Path
-    digests: dict[str, str]  # the SHA-256 of each part's file
+    digests: dict[str, str]  # the SHA-256 of each part's file, or of those of its shards
 
 
 def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
+@dataclass(frozen=True)
+class Shards:
+    """Files that the ranks have written into the temporary folder of a checkpoint, each its own."""
+
+    temporary: Path
+    files: dict[str, Description]
+    indices: dict[str, dict[str, list[Rows]]]  # by part
+
+
 def save(
-    folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], skipped: int = 0
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    skipped: int = 0,
+    shards: Shards | None = None,
 ) -> Path:
     """Write a checkpoint and return its path; a whole one of the same step is left as it is.
 
     `skipped` is how many steps in a row have failed just before it. Raises CheckpointError, with all earlier checkpoints as
-    they were, if it cannot be written.
+    they were, if it cannot be written. `shards` are there already.
     """
-    final, temporary = folder / name_of(step), folder / f"{TEMPORARY}{name_of(step)}-{os.getpid()}"
+    final = folder / name_of(step)
     if final.exists() and is_whole(final):
+        if shards is not None:
+            shutil.rmtree(shards.temporary, ignore_errors=True)
         return final
-    try:
+    temporary = begin(folder, step) if shards is None else shards.temporary
+    with cleaning_up(folder, temporary, step):
+        written = {f"{part}.safetensors": write_tensors(temporary / f"{part}.safetensors", tensors[part]) for part in tensors}
+    objects: dict[str, Mapping[str, Any]] = {"state.json": state}
+    if shards is not None:
+        written |= shards.files
+        objects |= {f"{part}{INDEX}": index for part, index in shards.indices.items()}
+    return finish(folder, temporary, step, written, objects, skipped)
+
+
+def temporary_folder(folder: Path, step: int, process: int) -> Path:
+    return folder / f"{TEMPORARY}{name_of(step)}-{process}"
+
+
+def begin(folder: Path, step: int) -> Path:
+    """Make the temporary folder of a checkpoint, which nobody takes for one."""
+    temporary = temporary_folder(folder, step, os.getpid())
+    with cleaning_up(folder, temporary, step):
         make_folder(folder)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        for part, values in tensors.items():
-            _write(temporary / f"{part}.safetensors", safetensors.torch.save(_savable(values)))
-        _write(temporary / "state.json", json.dumps(state, indent=1).encode())
-        files = {path.name: _description(path) for path in sorted(temporary.iterdir())}
-        manifest = {"format": FORMAT, "step": step, **({"skipped": skipped} if skipped else {}), "files": files}
+    return temporary
+
+
+def finish(
+    folder: Path,
+    temporary: Path,
+    step: int,
+    written: Mapping[str, Description],
+    objects: Mapping[str, Mapping[str, Any]],
+    skipped: int = 0,
+) -> Path:
+    """Add JSON files and the manifest to the files that were written, and give the checkpoint its name."""
+    final = folder / name_of(step)
+    with cleaning_up(folder, temporary, step):
+        texts = {name: json.dumps(value, indent=1).encode() for name, value in objects.items()}
+        files = {**written, **{name: _write(temporary / name, text) for name, text in texts.items()}}
+        marked = {"skipped": skipped} if skipped else {}
+        manifest = {"format": FORMAT, "step": step, **marked, "files": dict(sorted(files.items()))}
         _write(temporary / "manifest.json", json.dumps(manifest, indent=1).encode())
         sync(temporary)
         set_aside(final)  # it is broken, if it is there
         temporary.rename(final)
         sync(folder)
+    return final
+
+
+@contextmanager
+def cleaning_up(folder: Path, temporary: Path, step: int) -> Iterator[None]:
+    """Where the block cannot write, nothing is left of it, and a CheckpointError names the last good checkpoint."""
+    try:
+        yield
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         good = newest_name(folder)
         kept = f"The last good checkpoint is {folder / good}" if good else "There is no earlier checkpoint"
         room = "; free some space and go on with --resume" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
         raise CheckpointError(f"the checkpoint of step {step} could not be written: {error}. {kept}{room}") from error
-    return final
 
 
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint; raises CheckpointError with the reason if it is torn, changed, foreign or too new."""
+def load(path: Path, lazy: bool = False) -> Checkpoint:
+    """Read a checkpoint; raises CheckpointError with the reason if it is torn, changed, foreign or too new.
+
+    A `lazy` one has its tensors read when they are asked for, whole or in part: a process of several need not hold them all.
+    """
     try:
         _check_plain_file(path, "manifest.json")
         manifest = json.loads(read_plain(path / "manifest.json"))
@@ -113,9 +181,9 @@ def load(path: Path) -> Checkpoint:
             if _description(path / name) != expected:
                 raise CheckpointError(f"{path.name}: {name} is not what was written (size or checksum differ)")
         state = json.loads(read_plain(path / "state.json"))
-        parts = [name for name in files if name.endswith(".safetensors")]
-        tensors = {name.removesuffix(".safetensors"): safetensors.torch.load_file(path / name) for name in parts}
-        digests = {name.removesuffix(".safetensors"): str(files[name]["sha256"]) for name in parts}
+        found = stored_parts(path, files)
+        tensors = found if lazy else {part: {name: values[name] for name in values} for part, values in found.items()}
+        digests = {part: _digest_of([str(files[name]["sha256"]) for name in values.files]) for part, values in found.items()}
     except CheckpointError:
         raise
     except (OSError, ValueError, LookupError, TypeError, RecursionError, safetensors.SafetensorError) as error:
@@ -125,10 +193,10 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(step, tensors, state, path, digests)
 
 
-def load_if_there(path: Path) -> Checkpoint | None:
+def load_if_there(path: Path, lazy: bool = False) -> Checkpoint | None:
     """A checkpoint, or None if it was removed before it was read."""
     try:
-        return load(path)
+        return load(path, lazy)
     except CheckpointError:
         if path.exists():
             raise
@@ -144,7 +212,7 @@ def _check_plain_file(path: Path, name: str) -> None:
 def is_whole(path: Path) -> bool:
     """Whether a checkpoint can be used."""
     try:
-        load(path)
+        load(path, lazy=True)
     except CheckpointError:
         return False
     return True
@@ -176,7 +244,7 @@ def newest_name(folder: Path) -> str | None:
     return next((name_of(step) for step in reversed(good_steps_in(folder)) if is_whole(folder / name_of(step))), None)
 
 
-def newest(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
+def newest(folder: Path, tell: Callable[[str], None], lazy: bool = False) -> Checkpoint | None:
     """The newest good checkpoint that is whole; `tell` is told of each that is not. None if there is none at all.
 
     One that vanishes on the way is no broken one: a run that trains removes old ones when it has written new ones.
@@ -187,7 +255,7 @@ def newest(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
         last = max(steps, key=lambda step: (step not in doubtful, step))
         path = folder / name_of(last)
         try:
-            if found := load_if_there(path):
+            if found := load_if_there(path, lazy):
                 if doubtful and max(doubtful) > last:
                     tell(f"{name_of(max(doubtful))} was saved while steps were failing; taking {name_of(last)}")
                 elif last in doubtful:
@@ -203,28 +271,28 @@ def newest(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
-def named(folder: Path, step: int) -> Checkpoint:
+def named(folder: Path, step: int, lazy: bool = False) -> Checkpoint:
     """The checkpoint of a step that the user has named, good or not."""
-    found = load_if_there(folder / name_of(step)) if step in steps_in(folder) else None
+    found = load_if_there(folder / name_of(step), lazy) if step in steps_in(folder) else None
     if found is None:
         there = ", ".join(map(str, steps_in(folder))) or "none"
         raise FileNotFoundError(f"{folder} has no checkpoint of step {step}; it has {there}")
     return found
 
 
-def newest_for_all(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
+def newest_for_all(folder: Path, tell: Callable[[str], None], lazy: bool = False) -> Checkpoint | None:
     """On every rank the checkpoint that is the newest good one to the first rank: a run may go on writing meanwhile."""
     while True:
         found: Checkpoint | None = None
         with distributed.together():
             if distributed.rank() == 0:
-                found = newest(folder, tell)
+                found = newest(folder, tell, lazy)
         step = int(distributed.from_first_rank(torch.tensor([-1 if found is None else found.step])))
         if step < 0:
             return None
         path = folder / name_of(step)
         with distributed.together():
-            found = found or load_if_there(path)
+            found = found or load_if_there(path, lazy)
         if not distributed.largest(int(found is None), torch.device("cpu")):
             return found
         if int(distributed.from_first_rank(torch.tensor([int(path.exists())]))):  # else the run has removed it: look again
@@ -276,17 +344,17 @@ def sweep(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _savable(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().to("cpu").contiguous().clone() for name, value in values.items()}
+def _digest_of(digests: list[str]) -> str:
+    """One for all files of a part."""
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
-def _write(path: Path, data: bytes) -> None:
-    with open_new(path) as file:
+def _write(path: Path, data: bytes) -> Description:
+    with writing_hashed(path) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    return file.description
 
 
-def _description(path: Path) -> dict[str, Any]:
+def _description(path: Path) -> Description:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

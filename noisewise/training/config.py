@@ -12,6 +12,8 @@ from noisewise import recipes
 from noisewise.objective import LossKind, Objective, Prediction
 from noisewise.spec import build_process
 
+AUTO = "auto"  # the model's name until the data are known
+
 
 @dataclass
 class DataConfig:
@@ -43,13 +45,14 @@ class ModelConfig:
     """The network.
 
     Args:
-        name: unet, dit, uvit, or the import path of any nn.Module called as model(x, time).
-        options: arguments of the network.
+        name: unet, dit, uvit, or the import path of any nn.Module called as model(x, time); auto is a U-Net of a size that
+            suits the data and the device.
+        options: arguments of the network; with any of them, auto is plainly unet.
         conditional: tell it the class of each sample.
         label_dropout: how often the class is withheld, for classifier-free guidance.
     """
 
-    name: str = "unet"
+    name: str = AUTO
     options: dict[str, Any] = field(default_factory=dict)
     conditional: bool = False
     label_dropout: float = 0.1
@@ -85,13 +88,14 @@ class EMAConfig:
     Args:
         kind: constant (a fixed decay) or power (EDM2: a share of all of training).
         decay: of the constant kind.
-        ramp: let the decay of the constant kind rise as (1 + n) / (10 + n), so that short runs forget their start.
+        ramp: let the decay of the constant kind rise as (1 + n) / (10 + n), so that short runs forget their start; papers
+            have none.
         std: width of the power kind, as a share of training.
     """
 
     kind: Literal["constant", "power"] = "constant"
     decay: float = 0.9999
-    ramp: bool = False
+    ramp: bool = True
     std: float = 0.1
 
 

@@ -52,6 +52,7 @@ class Pace:
         self._clock = now
         self._found: float | None = None  # the share at the first look, of earlier work
         self._moved: tuple[float, float] | None = None  # moment and share when it had grown for the first time
+        self._least = math.inf  # of what was said to be left: it never counts up
 
     def time_left(self, share: float, to_do: float | None = None) -> float | None:
         """Seconds until `to_do` (by default the rest) is done; None before that can be known."""
@@ -62,7 +63,8 @@ class Pace:
             self._moved = self._clock(), share
         if self._moved is None or share <= self._moved[1] or not to_do:
             return None
-        return to_do * (self._clock() - self._moved[0]) / (share - self._moved[1])
+        self._least = min(self._least, to_do * (self._clock() - self._moved[0]) / (share - self._moved[1]))
+        return self._least
 
 
 class Count:

@@ -13,6 +13,32 @@ from torch import Tensor, nn
 
 from noisewise.training.config import EMAConfig
 
+MOSTLY = 0.5  # of the average
+
+
+def initial_share(config: EMAConfig, updates: int) -> float:
+    """How much of an average after so many updates is still the weights that it began with."""
+    if config.kind == "power":
+        return 0.0 if updates else 1.0
+    rising = 0
+    share = 1.0
+    while config.ramp and rising < updates and (rising + 1) / (10 + rising) < config.decay and share > 0:
+        rising += 1
+        share *= rising / (9 + rising)
+    return share * config.decay ** (updates - rising)
+
+
+def mostly_initial(config: EMAConfig, updates: int) -> str | None:
+    """What to say of an average that is mostly initial weights; None of one that is not."""
+    share = initial_share(config, updates)
+    if not updates or share <= MOSTLY:
+        return None
+    ramp = "" if config.ramp else ", or --ema.ramp true"
+    return (
+        f"after {updates} steps the averaged weights are still {share:.0%} the untrained ones (ema.decay {config.decay:g}), so "
+        f"what they generate says little: train for longer, use a smaller --ema.decay{ramp}"
+    )
+
 
 def power_exponent(std: float) -> float:
     """gamma of the profile t^gamma whose standard deviation is `std` of its length."""

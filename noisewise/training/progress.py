@@ -57,11 +57,12 @@ class Shown(Progress):
         self._config = Config()
         self._row: dict[str, Any] = {}
         self._start = self._now = (0, 0.0)  # step and seconds, when this process began and now
+        self._left = float("inf")  # the least time that was said to be left: it never counts up
         self._last = float("-inf")  # when the last line was printed
 
     @contextmanager
     def running(self, config: Config, step: int) -> Iterator[None]:
-        self._config, self._start, self._now = config, (step, -1.0), (step, 0.0)
+        self._config, self._start, self._now, self._left = config, (step, -1.0), (step, 0.0), float("inf")
         with self.display.shown(self._drawn):
             yield
 
@@ -82,7 +83,8 @@ class Shown(Progress):
     def _drawn(self) -> Group:
         (step, seconds), config = self._now, self._config
         share, left = share_and_time_left(config, self._start, self._now)
-        times = f"{clock(seconds)} spent" + (f", {clock(left)} left" if left is not None else "")
+        self._left = self._left if left is None else min(self._left, left)
+        times = f"{clock(seconds)} spent" + (f", {clock(self._left)} left" if left is not None else "")
         first = line(Text(config.sampler, style="bold"), share, f"step {step}/{config.steps}", times)
         return Group(first, Text(summary(self._row) if self._row else "first log point to come"))
 

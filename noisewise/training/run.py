@@ -4,22 +4,26 @@ import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from noisewise import distributed
+from noisewise.models.build import MODELS
 from noisewise.models.trust import remember
 from noisewise.training import checkpoint
-from noisewise.training.components import build_parts
-from noisewise.training.config import Config
+from noisewise.training.components import Parts, build_parts, with_network
+from noisewise.training.config import AUTO, Config
+from noisewise.training.ema import mostly_initial
 from noisewise.training.guard import Diverged
-from noisewise.training.options import flat
+from noisewise.training.options import flat, load_config
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.plain_files import inside
 from noisewise.training.progress import Progress, Quiet
 from noisewise.training.run_folder import RunFolder
+from noisewise.training.saving import Pending, Saver, begin_shards
 from noisewise.training.signals import StopRequest
 from noisewise.training.trainer import Trainer
 
@@ -64,16 +68,19 @@ class Run:
         draw: DrawSamples | None = None,
     ) -> None:
         config.check()
-        self.config = config
         self.draw = draw
         self.progress = progress or Quiet()
         self.folder = RunFolder(Path(config.out) if config.out else default_folder(config))
+        self.config = config = _with_stored_network(config, self.folder.config_file) if resume else config
         self.accelerator = make_accelerator(config, str(self.folder.path))
         self.main = self.accelerator.is_main_process
         self._new = self.main and not self.folder.config_file.exists()
         self._changed: list[str] = []
+        self._warned = False  # of an average that is mostly initial weights
         self.stopped = False  # it was asked to end, perhaps in another process
         self._saved: float = NOTHING  # the step of the last checkpoint, until others were removed for it
+        self._saver = Saver()
+        self._pending: Pending | None = None  # the save in the background
         with distributed.together():
             if self.main:
                 self._changed = self.folder.begin(config, resume)
@@ -82,10 +89,10 @@ class Run:
             remember(config.model.name)  # the folder has named nothing yet, so the user has
         try:
             parts = build_parts(config)
-            self.config = config = config.for_data(len(parts.source))
+            self.config = config = self._resolved(config, parts)
             self.trainer = Trainer(config, parts, self.accelerator, self.progress.tell)
             self._begin_from(self._found(step) if resume else None)
-            self.trainer.tensors()  # what cannot be saved is known now, not at the first checkpoint
+            self.trainer.tensors(gather=False)  # what cannot be saved is known now, not at the first checkpoint
             self.trainer.state()
             if self.main and config.steps >= self.trainer.step:
                 self.folder.write_config(config)
@@ -98,11 +105,24 @@ class Run:
             inside(self.folder.path, self.folder.path / config.name)
             self.accelerator.init_trackers(config.name, _scalars(config))
 
+    def _resolved(self, config: Config, parts: Parts) -> Config:
+        """The configuration with all that follows from the data; tells which network was picked."""
+        found = with_network(config.for_data(len(parts.source)), parts.source.shape)
+        if found.model != config.model:
+            count = sum(parameter.numel() for parameter in parts.model.parameters())
+            shape = "x".join(map(str, parts.source.shape))
+            self.progress.tell(
+                f"the network: {found.model.name} {found.model.options}, {count:,} parameters, picked for {shape} on "
+                f"{self.accelerator.device.type}; choose another with --model.name and --model.options"
+            )
+        return found
+
     def _found(self, step: int | None) -> checkpoint.Checkpoint | None:
+        lazy = self.config.parallel == "fsdp"  # no rank holds the whole
         if step is None:
-            return checkpoint.newest_for_all(self.folder.checkpoints, self.progress.tell)
+            return checkpoint.newest_for_all(self.folder.checkpoints, self.progress.tell, lazy)
         with distributed.together():
-            return checkpoint.named(self.folder.checkpoints, step)
+            return checkpoint.named(self.folder.checkpoints, step, lazy)
 
     def _begin_from(self, found: checkpoint.Checkpoint | None) -> None:
         if found is not None:
@@ -125,6 +145,7 @@ class Run:
         """Train, yielding the step after each; ends at the end of the budget or, checkpoint saved, when asked to stop."""
         trainer, config = self.trainer, self.config
         for row in self._rows():
+            self.settle()
             if self._saved < trainer.step and not self._failing():  # a step was made from what was saved last: it is good
                 self._prune()
             if row is not None:
@@ -132,7 +153,7 @@ class Run:
             if config.log.samples_every and trainer.step % config.log.samples_every == 0:
                 self._draw_samples()
             if trainer.step % config.checkpoint.every == 0 and trainer.step != config.steps and not self._failing():
-                self.save()
+                self.save(wait=False)
             self.progress.step(trainer.step, trainer.seconds)
             if stop is not None and self._asked(stop):
                 self.save()
@@ -150,6 +171,10 @@ class Run:
             yield from self.trainer.run()
         except Diverged as error:
             left = None
+            try:
+                self.settle(wait=True)
+            except (checkpoint.CheckpointError, OSError) as unsaved:
+                self.progress.tell(str(unsaved))
             with distributed.together():
                 if self.main:
                     left = checkpoint.set_aside_diverged(self.folder.checkpoints, self.trainer.step - self._failing())
@@ -177,16 +202,35 @@ class Run:
             self.accelerator.log(_tracked(row), step=row["step"])
         self.progress.row(row)
 
-    def save(self) -> Path:
-        """Write a checkpoint."""
-        tensors = self.trainer.tensors()
-        path = self.folder.checkpoints / checkpoint.name_of(self.trainer.step)
+    def save(self, wait: bool = True) -> Path:
+        """Write a checkpoint; without `wait` in the background, once the one before is written."""
+        self.settle(wait=True)
+        tensors, step = self.trainer.tensors(gather=False), self.trainer.step
+        state, failing = self.trainer.state(), self._failing()
+        if any(distributed.is_sharded(value) for values in tensors.values() for value in values.values()):
+            self._pending = begin_shards(self._saver, self.folder, step, tensors, state, failing)
+        else:
+            with distributed.together():
+                if self.main:
+                    self._saver.begin(tensors, lambda copies: self.folder.commit(step, copies, state, failing))
+            self._pending = Pending(step)
+        self.settle(wait=wait)
+        return self.folder.checkpoints / checkpoint.name_of(step)
+
+    def settle(self, wait: bool = False) -> None:
+        """Take note of the end of a save in the background, and raise its error; all processes agree. `wait` for that end."""
+        if self._pending is None:
+            return
+        if not wait and distributed.world_size() > 1 and self.trainer.step % AGREE_EVERY:
+            return  # it takes a question to all of them
+        if not wait and distributed.largest(int(self._saver.busy), self.accelerator.device):
+            return
+        pending, self._pending = self._pending, None
         with distributed.together():
-            if self.main:
-                state, failing = self.trainer.state(), self._failing()
-                self.folder.commit(self.trainer.step, tensors, state, failing)
-        self._saved = self.trainer.step
-        return path
+            found = self._saver.result()
+        with distributed.together():
+            pending.complete(found)
+        self._saved = pending.step
 
     def _prune(self) -> None:
         """Remove the checkpoints that are no longer wanted."""
@@ -198,6 +242,10 @@ class Run:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The network as it generates and is measured: averaged weights, evaluation mode, the run's precision."""
+        warning = None if self._warned else mostly_initial(self.config.ema, self.trainer.ema.updates)
+        if warning is not None:
+            self._warned = True
+            self.progress.tell(warning)
         self.trainer.network.eval()
         with self.trainer.ema.applied(), self.accelerator.autocast():
             yield
@@ -208,7 +256,8 @@ class Run:
             self.folder.config_file.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of processes, trackers and the folder."""
+        """Let go of processes, trackers and the folder; a save in the background is finished first."""
+        self._saver.wait()
         self.trainer.close()
         if self.config.log.trackers:
             self.accelerator.end_training()
@@ -229,9 +278,13 @@ def train(
     The arguments are those of `Run`; `stop` is told of such a signal, for those who have to know.
     """
     with stop or StopRequest() as stop:
-        run = Run(config, resume=resume, step=step, progress=progress, draw=draw)
+        with stop.at_once():
+            run = Run(config, resume=resume, step=step, progress=progress, draw=draw)
         try:
             with run.progress.running(run.config, run.trainer.step):
+                if not run.trainer.finished():
+                    with stop.at_once():
+                        run.trainer.warm_up()
                 for _ in run.advance(stop):
                     pass
             if run.stopped:
@@ -268,9 +321,10 @@ def dry_run(config: Config, steps: int = 2) -> dict[str, Any]:
         trainer.guard.check(1, "The model does not give finite losses at all")
     finally:
         trainer.close()
-    cuda = accelerator.device.type == "cuda"
+    cuda, model = accelerator.device.type == "cuda", with_network(config, trainer.parts.source.shape).model
     peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
+        "network": " ".join(map(str, filter(None, (model.name, model.options)))),
         "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
         "sample_shape": list(trainer.parts.source.shape),
         "device": str(accelerator.device),
@@ -282,6 +336,18 @@ def dry_run(config: Config, steps: int = 2) -> dict[str, Any]:
         "seconds_per_step": round(times[-1], 4),
         "loss": trainer.guard.means()[0],
     }
+
+
+def _with_stored_network(config: Config, file: Path) -> Config:
+    """A run that goes on keeps the network that "auto" was when it began."""
+    if config.model.name != AUTO or config.model.options or not file.exists():
+        return config
+    stored = load_config(file).model
+    return (
+        replace(config, model=replace(config.model, name=stored.name, options=stored.options))
+        if stored.name in MODELS
+        else config
+    )
 
 
 def _scalars(config: Config) -> dict[str, int | float | str | bool]:

@@ -116,11 +116,16 @@ class RunFolder:
             sync(self.path / name)
 
     def commit(
-        self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], skipped: int = 0
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        state: Mapping[str, Any],
+        skipped: int = 0,
+        shards: checkpoint.Shards | None = None,
     ) -> Path:
         """Write a checkpoint, after all that it claims to have happened: whatever survives a power cut, fits together."""
         self.sync()
-        return checkpoint.save(self.checkpoints, step, tensors, state, skipped)
+        return checkpoint.save(self.checkpoints, step, tensors, state, skipped, shards)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; lines that are none are left out."""

@@ -189,11 +189,11 @@ class Step:
 
     # Checkpoints ----------------------------------------------------------------------------------------------------
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """All tensors that it changes, by part; a collective call when the model is sharded."""
-        modules = {name: module_tensors(module) for name, module in self.modules().items()}
-        optimizer = optimizer_tensors(self.optimizer, self.names)
-        return {**modules, "ema": named_tensors(self.ema.average), "optimizer": optimizer}
+    def tensors(self, gather: bool = True) -> dict[str, dict[str, Tensor]]:
+        """All tensors that it changes, by part; to `gather` those of a sharded model is a collective call."""
+        modules = {name: module_tensors(module, gather) for name, module in self.modules().items()}
+        optimizer = optimizer_tensors(self.optimizer, self.names, gather)
+        return {**modules, "ema": named_tensors(self.ema.average, gather), "optimizer": optimizer}
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Put saved tensors in place; they must fit."""

@@ -6,11 +6,12 @@ run continues exactly from a checkpoint that holds no random state, and two meth
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from torch import Tensor
 
 from noisewise import distributed, recipes
@@ -28,6 +29,7 @@ from noisewise.training.state import module_tensors
 
 LEVELS = 10  # noise levels in a row of metrics
 FINE = 50  # levels of the curves that cost nothing to know
+ROWS = 20  # of metrics, at least, of a run whose budget are seconds
 WHAT_NOW = "Lower --optimizer.lr"
 
 
@@ -80,6 +82,7 @@ class Trainer:
         self.samples = 0  # samples seen: the position in the data
         self.seconds = 0.0  # spent in training steps
         self._mark = (0, 0.0)  # step and seconds at the last log point
+        self._warm = False
 
     # The loop -------------------------------------------------------------------------------------------------------
 
@@ -89,7 +92,7 @@ class Trainer:
             self.warm_up()
         self._mark = (self.step, self.seconds)
         while not self.finished():
-            logging = (self.step + 1) % self.config.log.every == 0 or self.step + 1 == self.config.steps
+            logging = (self.step + 1) % self.config.log.every == 0 or self.step + 1 == self.config.steps or self._row_is_due()
             others = (self.config.checkpoint.every, self.config.log.samples_every)
             pausing = logging or any(every and (self.step + 1) % every == 0 for every in others)
             self.timed_step(wait=pausing)  # or what the device still has to do would end off the clock
@@ -99,6 +102,12 @@ class Trainer:
             yield row
         if self.step != self._mark[0]:  # the seconds ran out between two log points
             yield self._metrics()
+
+    def _row_is_due(self) -> bool:
+        """A run on the clock may make few steps, and has rows all the same."""
+        if self.config.seconds is None:
+            return False
+        return bool(distributed.largest(int(self.seconds - self._mark[1] > self.config.seconds / ROWS), self.device))
 
     def finished(self) -> bool:
         """Whether the budget, in steps or in seconds, is spent; all processes agree."""
@@ -139,8 +148,10 @@ class Trainer:
         self.samples += config.batch
 
     def warm_up(self) -> None:
-        """Compile, record, choose kernels and allocate, off the clock; leaves no trace."""
-        self.arithmetic.warm_up(self.tell)
+        """Compile, record, choose kernels and allocate, off the clock; leaves no trace. Once is enough."""
+        if not self._warm:
+            self.arithmetic.warm_up(self.tell)
+            self._warm = True
 
     # Looking inside -------------------------------------------------------------------------------------------------
 
@@ -181,9 +192,9 @@ class Trainer:
 
     # Checkpoints ----------------------------------------------------------------------------------------------------
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """All tensors of the run, by part; a collective call when the model is sharded."""
-        return {**self.arithmetic.tensors(), "sampler": module_tensors(self.sampler)}
+    def tensors(self, gather: bool = True) -> dict[str, dict[str, Tensor]]:
+        """All tensors of the run, by part; to `gather` those of a sharded model is a collective call."""
+        return {**self.arithmetic.tensors(gather), "sampler": module_tensors(self.sampler, gather)}
 
     def state(self) -> dict[str, Any]:
         """All other state of the run."""
@@ -204,15 +215,16 @@ class Trainer:
             self._load(checkpoint.tensors, checkpoint.state)
             if checkpoint.step != self.step:
                 raise ValueError(f"its state is that of step {self.step}")
-        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"{checkpoint.path} does not fit this run: {type(error).__name__}: {error}") from error
 
-    def _load(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+    def _load(self, tensors: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any]) -> None:
         self.parts.check_same_data(state["data"])
+        self._warm = False
         self.arithmetic.load(tensors)
-        self.sampler.load_state_dict(tensors["sampler"])  # by itself: it makes parts such as a policy on first use
+        self.sampler.load_state_dict(dict(tensors["sampler"]))  # by itself: it makes parts such as a policy on first use
         self.guard.longest.zero_()  # a run that went on from before its trouble gets another chance
         counts = {name: state[name] for name in ("step", "samples", "ema_updates", "processes")}
         if strange := [name for name, value in counts.items() if type(value) is not int or not 0 <= value < 2**63]:

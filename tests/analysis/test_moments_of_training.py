@@ -93,8 +93,8 @@ def test_few_checkpoints_are_told_of(finished_run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((), ValueError, "give --run FOLDER, or --preset NAME"),
-        (("--run", "x", "--preset", "digits"), ValueError, "give --run FOLDER, or --preset NAME"),
+        ((), ValueError, "give the folder of a run, or --preset NAME"),
+        (("--run", "x", "--preset", "digits"), ValueError, "give the folder of a run, or --preset NAME"),
         (("--run", "nowhere"), FileNotFoundError, "is no run"),
         (("--preset", "digitz"), ValueError, "no preset 'digitz'"),
         (("--preset", "digits", "--points", "0"), ValueError, "--points must be >= 1"),
@@ -132,9 +132,7 @@ SMALL = {
 
 @pytest.mark.parametrize("name", SMALL)
 def test_the_command_writes_pictures_and_data_of_a_run(name, finished_run, tmp_path, capsys):
-    assert (
-        main(["analyze", name, "--run", str(finished_run), "--out", str(tmp_path), "--formats", "png,pdf", *SMALL[name]]) == 0
-    )
+    assert main(["analyze", name, str(finished_run), "--out", str(tmp_path), "--formats", "png,pdf", *SMALL[name]]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{name}.{kind}" for kind in ("csv", "pdf", "png"))
     with (tmp_path / f"{name}.csv").open() as file:
         assert {int(row["step"]) for row in csv.DictReader(file)} == {2, 4, 6}

@@ -93,7 +93,7 @@ def test_a_run_that_was_never_evaluated_has_no_held_out_loss(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "give --run FOLDER, or --preset NAME"),
+        ([], "give the folder of a run, or --preset NAME"),
         (["--preset=digits", "--levels=0"], "--levels must be >= 1, got 0"),
         (["--preset=digits", "--images=1"], "--images must be >= 2, got 1"),
         (["--preset=digits", "--references=-1"], "--references must be >= 0, got -1"),

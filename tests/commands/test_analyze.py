@@ -104,3 +104,13 @@ def test_no_analysis_or_an_unknown_one_is_a_wrong_use(arguments, capsys):
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert all(name in said for name in ANALYSES)
+
+
+def test_a_run_is_the_first_word_or_an_option(tmp_path, capsys):
+    for words in (["nowhere"], ["--run", "nowhere"]):
+        assert main(["analyze", "gradients", *words, "--batch", "8", "--out", str(tmp_path)]) == 1
+        assert "nowhere is no run" in capsys.readouterr().err
+    assert main(["analyze", "gradients", "one", "--run", "other"]) == 1
+    assert "name the run once" in capsys.readouterr().err
+    assert main(["analyze", "gradients", "one", "other"]) == 1
+    assert "one run at a time" in capsys.readouterr().err

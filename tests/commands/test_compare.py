@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from noisewise.commands.cli import main
+from noisewise.commands.compare import doubts
 from noisewise.study.budget import with_budget
 from noisewise.study.conduct import alone, combinations, conduct, run_name
 from noisewise.study.launch import Local
-from noisewise.study.outcome import Plan, read_comparison
-from noisewise.training.config import DataConfig
+from noisewise.study.outcome import Evaluation, Outcome, Plan, read_comparison
+from noisewise.training.config import Config, DataConfig, EMAConfig
 from noisewise.training.run import train
 from tests.study.fateful import SEEDS, fateful
 from tests.training.processes import ROOT, environment, finish, metrics, until
@@ -410,3 +411,24 @@ def test_the_folder_of_a_comparison_is_named_after_the_configuration(tmp_path, m
     monkeypatch.chdir(tmp_path)
     assert main(["compare", *TINY, "--samplers=uniform", "--seeds=1", "--budget=1it", "--evaluate-at=1"]) == 0
     assert Path("out/digits/runs/linear-uniform-0/config.yaml").is_file()
+
+
+def measured(steps, **ema):
+    evaluations = [Evaluation((n + 1) / len(steps), step, 1.0, 8, None, None, [1.0]) for n, step in enumerate(steps)]
+    return Outcome(Path("run"), Config(ema=EMAConfig(**ema)), evaluations)
+
+
+def test_a_budget_too_short_to_be_measured_is_said():
+    assert doubts([measured([10, 20, 30])]) == []
+    (said,) = doubts([measured([1, 1, 2])])
+    assert "too short" in said
+    assert "2 steps" in said
+    assert "give a larger --budget" in said
+
+
+def test_averages_of_mostly_untrained_weights_are_said_once():
+    runs = [measured([21, 42, 63, 84], decay=0.9999, ramp=False) for _ in range(3)]
+    first, rest = doubts(runs)
+    assert "untrained" in first
+    assert rest == "and 2 more runs like that"
+    assert doubts([measured([21, 42, 63, 84])]) == []  # the ramp is on by default

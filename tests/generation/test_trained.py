@@ -112,7 +112,7 @@ def test_a_checkpoint_that_is_removed_before_it_was_read_gives_way_to_a_newer_on
     run, load = copy_of_run(tmp_path), checkpoint.load
     shutil.rmtree(checkpoint_of(run, 6))
 
-    def replaced(path):
+    def replaced(path, lazy=False):
         """As if the run had gone on: the one that was found is gone, and there is another."""
         if path.name == checkpoint.name_of(12):
             shutil.rmtree(path)

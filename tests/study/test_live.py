@@ -74,7 +74,7 @@ def test_the_time_left_is_that_of_the_wall_whatever_goes_on_at_once(tmp_path):
     write_failure(jobs[0].folder, jobs[0].config, Failure("no memory", 40))
     trained(jobs[1], 80)
     now[0] = 80.0  # of four runs 1.2 have been trained since 50, and 1.4 are left
-    assert board.look() == "50% trained, about 0:35 left"
+    assert board.look() == "50% trained, about 0:30 left", "and it never counts up"
     for job in jobs[1:]:
         trained(job, 100)
     assert board.look() == "85% trained", "an evaluation at the end is not known beforehand"

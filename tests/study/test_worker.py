@@ -32,7 +32,7 @@ ADAPTIVE = "adaptive:warmup=2,every=2"
 
 def without_clock(folder):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in ("seconds", "steps_per_second")} for row in rows]
+    return [{key: value for key, value in row.items() if key not in ("seconds", "steps_per_second", "took")} for row in rows]
 
 
 class StopAt(StopRequest):

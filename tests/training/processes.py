@@ -71,4 +71,4 @@ def tensors(out: Path, step: int) -> dict[str, str]:
 def metrics(out: Path) -> list[dict]:
     """The rows of metrics.jsonl without what depends on the clock."""
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in ("seconds", "steps_per_second")} for row in rows]
+    return [{key: value for key, value in row.items() if key not in ("seconds", "steps_per_second", "took")} for row in rows]

@@ -204,7 +204,7 @@ def test_when_all_are_broken_that_is_an_error(folder):
 
 
 def test_one_that_the_run_removes_meanwhile_is_not_called_broken(folder, monkeypatch):
-    def pruned_first(path):
+    def pruned_first(path, lazy=False):
         if path.name == name_of(3) and path.exists():
             save(folder, 5, tensors(), STATE)
             prune(folder, keep=1)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from noisewise.training.config import EMAConfig
-from noisewise.training.ema import EMA, power_exponent
+from noisewise.training.ema import EMA, initial_share, mostly_initial, power_exponent
 
 
 def walk(model, ema, steps, seed=0):
@@ -24,7 +24,7 @@ def walk(model, ema, steps, seed=0):
 def model_and_ema(**settings):
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    return model, EMA(model, EMAConfig(**settings))
+    return model, EMA(model, EMAConfig(**{"ramp": False, **settings}))
 
 
 def test_a_constant_decay_is_its_closed_form():
@@ -103,7 +103,7 @@ def test_a_power_function_average_forgets_the_start_at_once():
 def test_the_average_is_applied_and_taken_off_again_bit_for_bit(fails, dtype):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).to(dtype)
-    ema = EMA(model, EMAConfig(decay=0.5))
+    ema = EMA(model, EMAConfig(decay=0.5, ramp=False))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter))
@@ -140,7 +140,7 @@ def test_a_bfloat16_model_has_a_float32_average_that_moves_by_less_than_bfloat16
     model = nn.Linear(3, 2).to(torch.bfloat16)
     with torch.no_grad():
         model.weight.fill_(1.0)
-    ema = EMA(model, EMAConfig(decay=0.9999))
+    ema = EMA(model, EMAConfig(decay=0.9999, ramp=False))
     assert all(value.dtype == torch.float32 for value in ema.average.values())
     with torch.no_grad():
         model.weight.fill_(2.0)
@@ -171,3 +171,23 @@ def test_the_average_is_its_own_from_the_start():
 def test_impossible_averages_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         model_and_ema(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"ramp": False}, {"ramp": True}, {"ramp": True, "decay": 0.5}, {"kind": "power"}])
+@pytest.mark.parametrize("updates", [0, 1, 7, 400])
+def test_the_share_of_initial_weights_is_what_the_decays_leave(settings, updates):
+    config = EMAConfig(**{"decay": 0.97, **settings})
+    ema = EMA(nn.Linear(1, 1), config)
+    expected = 1.0
+    for _ in range(updates):
+        expected *= ema.decay()
+        ema.updates += 1
+    assert initial_share(config, updates) == pytest.approx(expected, rel=1e-9)
+
+
+def test_an_average_of_mostly_initial_weights_is_told_and_others_are_not():
+    papers = EMAConfig(decay=0.9999, ramp=False)
+    assert "99%" in (mostly_initial(papers, 84) or "")  # 0.9999^84
+    assert mostly_initial(papers, 10_000) is None
+    assert mostly_initial(EMAConfig(decay=0.9999), 84) is None  # the default has a ramp
+    assert mostly_initial(papers, 0) is None  # nothing was trained: nobody takes it for a result

@@ -12,10 +12,12 @@ from PIL import Image
 
 from noisewise.data import Synthetic
 from noisewise.generation.run_samples import draw_samples
+from noisewise.models import build_model
 from noisewise.training import checkpoint
+from noisewise.training.components import usual_network, with_network
 from noisewise.training.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig
 from noisewise.training.guard import Diverged
-from noisewise.training.options import load_config
+from noisewise.training.options import load_config, load_preset
 from noisewise.training.progress import Quiet
 from noisewise.training.run import Run, default_folder, dry_run, train
 from tests.training.tiny import DIT, differing, own, tiny
@@ -262,6 +264,7 @@ def test_a_rotten_checkpoint_costs_a_run_nothing_but_its_own_steps(tmp_path):
     assert any("step-00000014: model.safetensors is not what was written" in message for message in heard.messages)
     assert names_in(folder / "checkpoints") == ["step-00000010", "unusable-step-00000014"]
     for step in run.advance():
+        run.settle(wait=True)
         if step == 12:  # no step was made from it yet
             assert names_in(folder / "checkpoints") == ["step-00000010", "step-00000012", "unusable-step-00000014"]
         if step == 13:
@@ -550,3 +553,42 @@ def test_a_dry_run_makes_no_folder_and_needs_no_data(tmp_path, monkeypatch):
     said = dry_run(tiny(data=DataConfig(source="cifar10", path="no/where", shape=(3, 8, 8), classes=10)))
     assert said["sample_shape"] == [3, 8, 8]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "on_gpu", "channels", "levels"),
+    [
+        ((1, 8, 8), False, 16, 2),
+        ((3, 32, 32), True, 64, 4),
+        ((3, 28, 28), False, 16, 3),
+        ((3, 7, 8), False, 16, 1),
+        ((4, 64, 48), True, 128, 4),
+    ],
+)
+def test_the_usual_network_can_be_built_for_any_shape(shape, on_gpu, channels, levels):
+    options = usual_network(shape, on_gpu)
+    assert (options["channels"], len(options["multipliers"])) == (channels, levels)
+    with torch.device("meta"):
+        build_model("unet", options, shape=shape)
+
+
+def test_the_usual_networks_are_those_of_the_presets():
+    assert usual_network((1, 8, 8), on_gpu=False) == load_preset("digits").model.options
+    small = load_preset("cifar10-small").model.options
+    assert usual_network((3, 32, 32), on_gpu=True) == {name: value for name, value in small.items() if name != "attention"}
+
+
+def test_a_run_without_a_network_picks_one_and_keeps_it(tmp_path):
+    config = tiny(model=ModelConfig(), steps=2, batch=4, out=str(tmp_path / "run"))
+    told = Heard()
+    train(config, progress=told)
+    assert any("163,985 parameters" in message for message in told.messages)
+    stored = load_config(tmp_path / "run" / "config.yaml").model
+    assert (stored.name, stored.options) == ("unet", usual_network((1, 8, 8), on_gpu=False))
+    train(replace(config, steps=3), resume=True)  # "auto" is what it was
+    assert checkpoint.steps_in(tmp_path / "run" / "checkpoints")[-1] == 3
+
+
+def test_options_without_a_name_are_those_of_a_unet():
+    model = with_network(tiny(model=ModelConfig(options={"channels": 8}))).model
+    assert (model.name, model.options) == ("unet", {"channels": 8})

@@ -2,11 +2,16 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from noisewise.training.signals import ASKING, StopRequest
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -94,3 +99,38 @@ def test_requests_can_be_nested():
         assert (outer.requested, inner.requested) == (False, True)
         send(signal.SIGUSR1)
         assert outer.name == "SIGUSR1"
+
+
+def test_within_a_hurry_a_request_ends_the_block_at_once(own_handlers):
+    with StopRequest() as stop:
+        with pytest.raises(KeyboardInterrupt), stop.at_once():
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt), stop.at_once():  # asked before: it is not even begun
+            pytest.fail("it was begun")
+
+
+BUSY = """
+import hashlib, sys
+from contextlib import nullcontext
+from noisewise.training.signals import Acknowledged, StopRequest
+with Acknowledged(), {request}:
+    print("busy", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # one line of Python that takes many minutes
+"""
+
+
+@pytest.mark.parametrize(("request_", "said"), [("StopRequest()", "saving"), ("nullcontext()", "Ctrl-C: ending")])
+def test_ctrl_c_is_answered_at_once_also_in_the_middle_of_a_long_computation(request_, said):
+    command = [sys.executable, "-c", BUSY.format(request=request_)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout.readline() == "busy\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == "\n"
+        assert said in process.stderr.readline()
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()

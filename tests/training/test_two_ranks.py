@@ -1,19 +1,23 @@
 """Two real processes, DDP and FSDP2: they agree on everything, and any number of processes goes on with what they saved."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from noisewise.generation.run_samples import draw_samples
 from noisewise.streams import stream_key
 from noisewise.training import checkpoint
 from noisewise.training.components import STEP
 from noisewise.training.run import Run, train
+from noisewise.training.tensor_files import shard_name
 from tests.torchrun import run_ranks
 from tests.training.tiny import own, tiny, trainer_of
+from tests.workers.contracts import digest
 from tests.workers.train import PARALLEL, SAMPLERS, settings, trained
 
 WORKER = Path(__file__).parent.parent / "workers" / "train.py"
@@ -67,10 +71,27 @@ def test_one_process_goes_on_with_the_run_of_two(both, way):
     run.close()
 
 
+def test_each_rank_saves_its_own_rows_and_none_the_whole(both):
+    place = both[2] / "fsdp" / "adaptive" / "checkpoints" / "step-00000008"
+    whole = checkpoint.load(place).tensors
+    for part in ("model", "ema", "optimizer"):
+        index = json.loads((place / f"{part}.index.json").read_text())
+        assert set(index) == set(whole[part])
+        halves = [load_file(place / shard_name(part, rank, 2)) for rank in range(2)]
+        for name, value in whole[part].items():
+            held = [len(half[name]) if value.ndim else 0 for half in halves if name in half]
+            assert max(held) <= -(-len(value) // 2) if value.ndim else held == [0]
+            if value.ndim:
+                assert torch.equal(torch.cat([half[name] for half in halves]), value)
+    assert not list(place.glob("sampler-*"))  # alike on both: written once
+
+
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_two_processes_go_on_with_the_run_of_one(both, parallel):
     first, second, out = both
     mine, theirs = first["resumed"][parallel], second["resumed"][parallel]
+    saved = checkpoint.load(out / "one" / parallel / "checkpoints" / "step-00000004").tensors
+    assert mine["loaded"] == {part: digest(values[name] for name in sorted(values)) for part, values in saved.items()}
     assert (mine["began"], mine["step"]) == (4, 8)
     assert mine["parts"] == theirs["parts"]
     again = trained(replace(settings("adaptive", out / "alone" / parallel), steps=8))

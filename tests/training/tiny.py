@@ -27,7 +27,7 @@ def tiny(**changes) -> Config:
         data=DataConfig(source="digits"),
         model=ModelConfig(name="dit", options=DIT),
         optimizer=OptimizerConfig(lr=1e-2, warmup=4),
-        ema=EMAConfig(decay=0.9),
+        ema=EMAConfig(decay=0.8, ramp=False),
         log=LogConfig(every=4, trackers=[], samples=4, sample_steps=4),
     )
     return replace(config, **changes)

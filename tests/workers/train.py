@@ -42,13 +42,15 @@ def trained(config, resume: bool = False) -> dict:
     """Train, and say what this rank holds: the digest of each part, and the last row of metrics."""
     run = Run(config, resume=resume, draw=draw_samples)
     began, rows = run.trainer.step, []
+    held = run.trainer.tensors() if resume else {}
+    loaded = {part: digest(values[name] for name in sorted(values)) for part, values in held.items()}
     run._log, log = (lambda row: (rows.append(row), log(row))), run._log
     for _ in run.advance():
         pass
     parts = {name: digest(values.values()) for name, values in run.trainer.tensors().items()}
     row = {key: value for key, value in rows[-1].items() if key not in ("seconds", "steps_per_second")}
     run.close()
-    return {"began": began, "step": run.trainer.step, "parts": parts, "row": row}
+    return {"began": began, "step": run.trainer.step, "loaded": loaded, "parts": parts, "row": row}
 
 
 def first_gradient() -> dict:
