@@ -84,7 +84,7 @@ COPIED = ("density_by_level", "objective_by_level", "effective_share")  # from t
 MOMENTS = 10  # of what is drawn between two evaluations, if it changes; the last is that of the evaluation itself
 ASKED = ("name", "process", "prediction", "sampler", "seed", "steps", "settings", "images")  # what tells a run from others
 ELSEWHERE = ("out", "data", "device", "fast", "compile", "log", "checkpoint")  # settings that change no result beyond rounding
-EARLIER = {"model.name": "unet", "ema.ramp": False}  # defaults as they were when the first digests were made
+FIRST_DEFAULTS = {"model.name": "unet", "ema.ramp": False}  # defaults as they were when the first digests were made
 PAUSE = 3.0  # seconds between two looks at the runs
 
 
@@ -203,7 +203,7 @@ def about(config: Config, images: int) -> dict[str, Any]:
 
 def settings_of(config: dict[str, Any]) -> str:
     """A digest of all other settings that are not at their defaults: a setting that is new since then changes nothing."""
-    usual = {**flat(Config()), **EARLIER}
+    usual = {**flat(Config()), **FIRST_DEFAULTS}
     others = {
         name: value
         for name, value in dotted(config).items()
