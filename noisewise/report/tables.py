@@ -11,7 +11,7 @@ from noisewise.report.subject import Subject
 from noisewise.study.findings import explanation
 from noisewise.study.outcome import Evaluation, Outcome
 from noisewise.study.summary import Summary, budget_unit, headline_images, judged, metric_label, summarise
-from noisewise.study.table import Column, lowest, spread_text, table_columns
+from noisewise.study.table import Column, spread_text, table_columns
 from noisewise.training.options import as_yaml, flat
 
 SPARE = 4  # columns that the table for terminals gives up before these are left to the unfolded table
@@ -24,7 +24,7 @@ def results(subject: Subject) -> list[Part]:
     summaries = summarise(subject.comparison)
     columns = table_columns(summaries, budget_unit(subject.comparison))
     main = [column for column in columns if column.spare <= SPARE]
-    note = "Lower is better; ± is half the range over seeds; bold is the lowest mean with all seeds, which claims nothing."
+    note = "Lower is better; ± is half the range over seeds; bold is what was shown to be better."
     html = _rows(subject, summaries, main, "results") + f'<p class="note">{note}</p>'
     more = f'<p class="note">{escape(explanation(subject.comparison))}</p>'
     whole = _rows(subject, summaries, columns, "results all") if len(columns) > len(main) else ""
@@ -33,14 +33,13 @@ def results(subject: Subject) -> list[Part]:
 
 def _rows(subject: Subject, summaries: list[Summary], columns: list[Column], kind: str) -> str:
     looks = {method.name: method for method in subject.methods}
-    best = [one for process in subject.schedules for one in lowest([each for each in summaries if each.process == process])]
     rows = []
     for one in summaries:
         cells = [
             method_head(looks[one.sampler]) if column.heading == "sampler" else Cell(column.cell(one)).html(left=column.left)
             for column in columns
         ]
-        kinds = " ".join(["best"] * (one in best) + ["first"] * one.baseline)
+        kinds = " ".join(["best"] * (one.verdict == "better") + ["first"] * one.baseline)
         rows.append(f'<tr class="{kinds}" data-method="{looks[one.sampler].index}"{_exact(one)}>{"".join(cells)}</tr>')
     return table([column.heading for column in columns], rows, kind, [column.left for column in columns])
 
