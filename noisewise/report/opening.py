@@ -44,8 +44,9 @@ def data_name(config: Config) -> str:
     """The data in words, with the size of an image."""
     source, where = config.data.source, Path(config.data.path or "").name
     known = KNOWN_DATA.get(source) or (f"{where} ({source})" if where else source)
-    channels, *size = config.data.shape
-    return f"{known}, {'×'.join(map(str, size if source != 'latents' else [channels, *size]))}"
+    shape = config.data.shape or ()
+    size = "×".join(map(str, shape if source == "latents" else shape[1:]))
+    return f"{known}, {size}" if size else known
 
 
 def about(subject: Subject) -> str:

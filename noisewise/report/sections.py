@@ -20,6 +20,8 @@ PUBLISHED = 50_000  # images of a FID in papers
 def first_charts(subject: Subject, process: str) -> list[Chart]:
     """The quality curve of the first screen, against what the budget counts; for a run without one, its loss."""
     found = quality_charts(subject, process)
+    if found and not pictures_of(subject):
+        return found  # there is room for both
     if found:
         chart = found[-1] if budget_unit(subject.comparison) == "seconds" else found[0]
         named = f"{metric_label(subject.metric)} {chart.title.lower()}"
