@@ -23,8 +23,6 @@ from noisewise.report.figures import GRID, INK, SOFT, STYLE, draw_chart, draw_pa
 from noisewise.report.subject import Subject
 from noisewise.report.thumbnails import webp
 
-LEFT = ' class="left"'
-
 
 @dataclass(frozen=True)
 class Part:
@@ -34,9 +32,11 @@ class Part:
     title: str
     html: str
     data: dict[str, Any] = field(default_factory=dict)
+    intro: str = ""  # stands below the title, on wide screens beside the rest
 
     def section(self) -> str:
-        return f'<section id="{self.name}"><h2>{escape(self.title)}</h2>\n{self.html}\n</section>'
+        head = f'<div class="head"><h2>{escape(self.title)}</h2>{self.intro}</div>'
+        return f'<section id="{self.name}">{head}\n<div class="body">{self.html}</div>\n</section>'
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,16 @@ class Cell:
     value: float | int | str | None = None
     name: str = ""  # what the value is, as in results.jsonl
 
-    def html(self, left: bool = False) -> str:
-        """As a cell of numbers, or of words (`left`)."""
+    def html(self, left: bool = False, more: bool = False) -> str:
+        """As a cell of numbers, or of words (`left`); one with `more` than the decisive numbers is left out on a phone."""
         value = "" if self.value is None else f' data-value="{escape(repr_of(self.value))}"'
         name = f' data-name="{escape(self.name)}"' if self.name else ""
-        return f"<td{LEFT * left}{name}{value}>{escape(self.text)}</td>"
+        return f"<td{_kinds(left, more)}{name}{value}>{escape(self.text)}</td>"
+
+
+def _kinds(left: bool, more: bool) -> str:
+    kinds = " ".join(["left"] * left + ["more"] * more)
+    return f' class="{kinds}"' if kinds else ""
 
 
 def number(value: float) -> str:
@@ -66,12 +71,13 @@ def repr_of(value: float | int | str) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def table(headings: Sequence[str], rows: Iterable[str], kind: str = "", left: Sequence[bool] = ()) -> str:
+def table(
+    headings: Sequence[str], rows: Iterable[str], kind: str = "", left: Sequence[bool] = (), more: Sequence[bool] = ()
+) -> str:
     """A table that scrolls sideways on its own where it is too wide; columns of words stand `left`."""
-    sides = [*left, *[False] * (len(headings) - len(left))]
-    head = "".join(
-        f'<th scope="col"{LEFT * side}>{escape(heading)}</th>' for heading, side in zip(headings, sides, strict=True)
-    )
+    none = [False] * len(headings)
+    marks = zip(headings, left or none, more or none, strict=True)
+    head = "".join(f'<th scope="col"{_kinds(side, spare)}>{escape(heading)}</th>' for heading, side, spare in marks)
     body = "\n".join(rows)
     return (
         f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{head}</tr></thead>'
@@ -162,7 +168,7 @@ def chart_svg(chart: Chart, name: str) -> tuple[str, dict[str, Any]]:
 
 def panel_svg(panel: Panel, heat: HeatMap, name: str) -> tuple[str, dict[str, Any]]:
     """A method's heat map with all its views, of which the page shows one, and its hover data."""
-    label = f"{panel.method.name}: how often each noise level was drawn, times uniform, through {panel.end} steps"
+    label = f"{panel.method.name}: how much each noise level was trained, times uniform, through {panel.end} steps"
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         axes = _axes(PANEL)
         draw_panel(axes, panel, heat, list(panel.views))

@@ -3,41 +3,59 @@
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from noisewise.looking.palette import Method
 from noisewise.report.charts import time_unit
-from noisewise.report.html import Part, details, number
+from noisewise.report.html import Part, breakable, details, number
 from noisewise.report.subject import Subject
-from noisewise.study.findings import ENOUGH, findings
-from noisewise.study.summary import Summary, metric_label, summarise
+from noisewise.study.findings import ENOUGH, findings, p_text
+from noisewise.study.paired import SEEDS
+from noisewise.study.summary import Summary, budget_unit, judged, metric_label, summarise
+from noisewise.training.config import Config
+
+KNOWN_DATA = {"digits": "handwritten digits", "cifar10": "CIFAR-10"}
+ONE_SEED_TIE = 0.02  # of the baseline's value: runs of one method differ by as much between seeds
 
 
 def header(subject: Subject, parts: Sequence[Part]) -> str:
-    """Title, findings, facts, failures, contents."""
+    """What was trained, on what, and which runs failed."""
     kind = "run" if subject.single else "comparison"
-    first, more = (run_findings(subject), []) if subject.single else (verdicts(subject), method_by_method(subject))
-    said = "".join(f'<p class="finding">{escape(sentence)}</p>' for sentence in first) + _listed(more)
-    pairs = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts(subject))
     links = "".join(f'<a href="#{part.name}">{escape(part.title)}</a>' for part in parts)
     return (
-        f'<header><p class="eyebrow">noisewise {kind}</p><h1>{escape(title(subject))}</h1>{said}'
-        f'<dl class="facts">{pairs}</dl>{failures(subject)}<nav aria-label="Contents">{links}</nav></header>'
+        f'<header><div class="top"><p class="eyebrow">noisewise {kind}: {escape(subject.plan.name)}</p>'
+        f'<nav aria-label="Contents">{links}</nav></div><h1>{breakable(title(subject))}</h1>'
+        f'<p class="about">{escape(about(subject))}</p>{failures(subject)}</header>'
     )
 
 
 def title(subject: Subject) -> str:
-    """What the page is called."""
-    return f"{subject.plan.name}, {subject.baseline.name}" if subject.single else subject.plan.name
+    """Which methods, on which data."""
+    names = [method.name for method in subject.methods]
+    named = joined(names) if len(names) <= 4 and sum(map(len, names)) <= 60 else f"{len(names)} methods"
+    return f"{named} on {data_name(subject.comparison.outcomes[0].config)}"
 
 
-def _listed(sentences: list[str]) -> str:
-    if not sentences:
-        return ""
-    entries = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    html = f'<ul class="said">{entries}</ul>'
-    return html if len(sentences) <= 6 else details("Method by method, in words", html)
+def data_name(config: Config) -> str:
+    """The data in words, with the size of an image."""
+    source, where = config.data.source, Path(config.data.path or "").name
+    known = KNOWN_DATA.get(source) or (f"{where} ({source})" if where else source)
+    shape = config.data.shape or ()
+    size = "×".join(map(str, shape if source == "latents" else shape[1:]))
+    return f"{known}, {size}" if size else known
+
+
+def about(subject: Subject) -> str:
+    """How it was trained, in a line."""
+    config, plan = subject.comparison.outcomes[0].config, subject.plan
+    seeds = f"seed {config.seed}" if subject.single else counted(len(subject.seeds), "seed")
+    each = "" if subject.single else " each"
+    schedules = [f"{subject.schedules[0]} schedule"] if len(subject.schedules) == 1 else []
+    return ", ".join([f"{budget_text(plan.budget)}{each}", f"batch {config.batch:,}", *schedules, seeds])
 
 
 def facts(subject: Subject) -> list[tuple[str, str]]:
@@ -117,67 +135,119 @@ def failures(subject: Subject) -> str:
 # What was found, in plain words ---------------------------------------------------------------------------------------
 
 
-def verdicts(subject: Subject) -> list[str]:
-    """The outcome in plain words, a sentence for each schedule; "better" is only said where the seeds allow it."""
-    summaries = summarise(subject.comparison)
-    said = []
-    for process in subject.schedules:
-        where = f"On the {process} schedule, " if len(subject.schedules) > 1 else ""
-        sentence = _verdict(subject, [one for one in summaries if one.process == process])
-        said.append(where + (sentence if not where else sentence[0].lower() + sentence[1:]))
-    return said
+@dataclass(frozen=True)
+class Lead:
+    """The one number of a page: what it is, and how sure it is."""
+
+    number: str = ""
+    what: str = ""
+    sure: str = ""
+    method: Method | None = None
+    shown: bool = False  # to be better
+    others: tuple[tuple[Method, float, str], ...] = ()  # ratio and verdict
 
 
-def _verdict(subject: Subject, summaries: list[Summary]) -> str:
-    base, metric = subject.baseline.name, metric_label(summaries[0].metric)
+def lead(subject: Subject, process: str) -> Lead:
+    """The best method's ratio to the baseline on a schedule; "better" is only said where the seeds allow it."""
+    summaries = [one for one in summarise(subject.comparison) if one.process == process]
+    base = next((one for one in summaries if one.baseline), None)
     others = [one for one in summaries if not one.baseline]
-    judged = [(one.ratio, one) for one in others if one.ratio is not None]
+    found = [(one.ratio, one) for one in others if one.ratio is not None]
+    name = subject.baseline.name
     if not others:
-        return f"{base} alone: there is nothing to compare it with."
-    if not judged:
-        return f"No method can be compared with {base} yet."
-    judged.sort(key=lambda pair: pair[0])
-    better, worse = ([pair for pair in judged if pair[1].verdict == word] for word in ("better", "worse"))
-    rest = len(judged) - len(better) - len(worse)
-    said = []
-    if better:
-        said.append(f"Better than {base}{_seeds(better)}: {_ratios(better, metric)}.")
-    if worse:
-        said.append(f"Worse than {base}{_seeds(worse)}: {_ratios(worse, metric)}.")
-    if better or worse:
-        which = "the other method" if rest == 1 else f"the other {rest} methods"
-        return " ".join([*said, *([f"For {which} the seeds show no clear difference."] if rest else [])])
-    ratio, best = judged[0]
-    seeds = len(best.reached)
-    few = f"with {counted(seeds, 'seed')}" if seeds < ENOUGH else f"in {seeds} seeds"
-    lowest = f"{best.sampler} came lowest, with {ratio:.2f} times {base}'s {metric}"  # by ratio: seeds may differ
-    if best.failed:
-        lowest += f", but {len(best.failed)} of its runs failed"
-    if ratio >= 1:
-        lowest = f"{base} itself had the lowest {metric}"
-    return f"No method was shown to be better than {base} {few}; {lowest}."
+        return Lead(what=f"{name} alone: there is nothing to compare it with.")
+    if not found or base is None:
+        return Lead(what=f"No method can be compared with {name} yet.")
+    found.sort(key=lambda pair: (pair[1].verdict != "better", pair[0]))
+    (ratio, best), metric = found[0], metric_label(base.metric)
+    looks = {method.name: method for method in subject.methods}
+    values = ""
+    if best.value is not None and base.value is not None:
+        values = f" ({number(best.value.mean)} against {number(base.value.mean)})"
+    return Lead(
+        f"{ratio:.2f}×",
+        f"{best.sampler}'s {metric} over {name}'s{values}",
+        " ".join(filter(None, (certainty(best, base), _sooner(best, subject, metric)))),
+        looks[best.sampler],
+        best.verdict == "better",
+        tuple((looks[one.sampler], each, _briefly(one)) for each, one in found[1:]),
+    )
 
 
-def _seeds(judged: list[tuple[float, Summary]]) -> str:
-    """A reminder of how little a few seeds say."""
-    fewest = min(len(one.reached) for _, one in judged)
-    return f" over {counted(fewest, 'seed')} only" if fewest < ENOUGH else ""
+def certainty(one: Summary, base: Summary) -> str:
+    """How far a ratio can be trusted, in a sentence."""
+    ratio, seeds, ratios = one.ratio or 1.0, len(one.reached), _ratios(one, base)
+    lost = f" {counted(len(one.failed), 'run')} of it failed." if one.failed else ""
+    if seeds == 1:
+        first = "A tie, as far as one seed can tell. " if tied(one) else ""
+        first = first or (f"{base.sampler} itself came lowest. " if ratio > 1 else "")
+        return f"{first}One seed is a demonstration; {ENOUGH} are evidence.{lost}"
+    if one.verdict == "same":
+        return f"A tie: the same in {seeds} seeds.{lost}"
+    span = f"{min(ratios):.2f} to {max(ratios):.2f} seed by seed" if ratios else f"{seeds} seeds"
+    p = "" if one.p_adjusted is None else f", p {'' if one.p_adjusted < 0.001 else '= '}{p_text(one.p_adjusted)}"
+    if one.verdict in ("better", "worse"):
+        few = f" {counted(seeds, 'seed')} are few." if seeds < ENOUGH else ""
+        return f"Shown to be {one.verdict} in {seeds} seeds: {span}{p}.{few}{lost}"
+    few = f" {counted(seeds, 'seed')} are too few to call it better." if seeds < SEEDS and ratio < 1 else ""
+    return f"Not shown to be better: {one.verdict}, {span}{p}.{few}{lost}"
 
 
-def _ratios(judged: list[tuple[float, Summary]], metric: str) -> str:
-    sizes = [f"{judged[0][0]:.2f} times its {metric}", *(f"{ratio:.2f}" for ratio, _ in judged[1:])]
-    return _joined([f"{one.sampler} ({size})" for (_, one), size in zip(judged, sizes, strict=True)])
+def tied(one: Summary) -> bool:
+    """Whether it is as good as the baseline; one seed tells no small difference from none."""
+    small = one.ratio is not None and abs(one.ratio - 1) < ONE_SEED_TIE
+    return one.verdict == "same" or (len(one.reached) == 1 and small)
+
+
+def _ratios(one: Summary, base: Summary) -> list[float]:
+    """The ratio of each seed, where all have one."""
+    if one.value is None or base.value is None:
+        return []
+    mine, theirs = (dict(zip(each.seeds, each.value.values, strict=False)) for each in (one, base) if each.value is not None)
+    return [mine[seed] / theirs[seed] for seed in mine if theirs.get(seed, 0) > 0]
+
+
+def _sooner(one: Summary, subject: Subject, metric: str) -> str:
+    """When it had what the baseline had in the end, in what the budget counts."""
+    in_time = budget_unit(subject.comparison) == "seconds" and one.speedup_seconds is not None
+    gain = one.speedup_seconds if in_time else one.speedup_steps
+    if gain is None or gain < 1.005 or tied(one):
+        return ""
+    most = "at most " if any(reached.at_most for reached in one.reached) else ""
+    share = f"{most}{100 / gain:.0f} % of the {'time' if in_time else 'steps'}"
+    return f"It had {subject.baseline.name}'s final {metric} after {share}."
+
+
+def _briefly(one: Summary) -> str:
+    return "tie" if tied(one) else "" if one.verdict == "one seed" else one.verdict
 
 
 def method_by_method(subject: Subject) -> list[str]:
-    """A sentence for each method; what became of failed runs is said below."""
+    """A sentence for each method; what became of failed runs is said above."""
     lost = sum(run.status != "finished" for run in subject.comparison.outcomes)
     said = findings(subject.comparison)
     return said[: len(said) - lost]
 
 
-def _joined(names: list[str]) -> str:
+def joined(names: list[str]) -> str:
+    """ "a, b and c"."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def run_lead(subject: Subject) -> Lead:
+    """Of one run: what it was last measured by, or its loss; and how far it got."""
+    spent, *measured = run_findings(subject)
+    found = {key: value for row in subject.measured() for key, value in measures(row).items()}
+    ends = [one for run in subject.comparison.outcomes for one in run.evaluations]
+    if found:
+        name, value = next(iter(found.items()))
+    elif ends:
+        name, value = subject.metric or "held-out loss", judged(ends[-1], subject.metric)
+    else:
+        losses = [row["loss"] for row in subject.comparison.outcomes[0].metrics() if row.get("loss") is not None]
+        name, value = "training loss", losses[-1] if losses else float("nan")
+    known = number(value) if isfinite(value) else ""
+    return Lead(known, metric_label(name) if known else "", " ".join([spent, *measured]), subject.baseline)
 
 
 def run_findings(subject: Subject) -> list[str]:

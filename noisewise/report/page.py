@@ -7,6 +7,7 @@ from pathlib import Path
 from string import Template
 
 from noisewise.report import opening, sections, tables
+from noisewise.report.first_screen import first_screen
 from noisewise.report.html import as_json, breakable, swatch
 from noisewise.report.subject import Subject, read_subject
 from noisewise.training.run_folder import replace_file
@@ -14,17 +15,16 @@ from noisewise.training.writing import writing
 
 HERE = Path(__file__).parent
 SECTIONS = (
-    sections.training,
-    tables.measured,
     tables.results,
-    sections.quality,
+    tables.measured,
     sections.trained_levels,
     sections.losses,
-    sections.samples,
+    sections.training,
+    sections.quality,
     tables.cost,
     tables.settings,
 )
-"""What makes the sections, in their order; each may make none."""
+"""What makes the sections below the first screen, in their order; each may make none."""
 
 
 def write_report(target: Path, out: Path | None = None) -> Path:
@@ -41,12 +41,14 @@ def write_report(target: Path, out: Path | None = None) -> Path:
 def render(subject: Subject, live: str = "") -> str:
     """The whole page; `live` is the version of the files behind it, if it should look for newer ones."""
     parts = [part for section in SECTIONS for part in section(subject)]
-    data = {key: value for part in parts for key, value in part.data.items()}
+    first, data = first_screen(subject)
+    data |= {key: value for part in parts for key, value in part.data.items()}
     body = "\n".join(
         [
             "<main>",
             opening.header(subject, parts),
             controls(subject),
+            first,
             *(part.section() for part in parts),
             f'<script type="application/json" id="data">{as_json(data)}</script>',
             "</main>",

@@ -1,7 +1,7 @@
-"""The sections of the page with pictures: loss, quality through training, which levels were trained, loss by level, samples."""
+"""The parts of the page with pictures: loss, quality through training, which levels were trained, loss by level, samples."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -12,26 +12,44 @@ from noisewise.report.html import Part, caption, chart_svg, legend, number, pane
 from noisewise.report.subject import Subject
 from noisewise.report.tables import evaluations
 from noisewise.report.thumbnails import Shown, encoded, pictures_of
-from noisewise.study.summary import headline_images, metric_label, summarise
+from noisewise.study.summary import budget_unit, headline_images, metric_label, summarise
 
 PUBLISHED = 50_000  # images of a FID in papers
 
 
+def first_charts(subject: Subject, process: str) -> list[Chart]:
+    """The quality curve of the first screen, against what the budget counts; for a run without one, its loss."""
+    found = quality_charts(subject, process)
+    if found and not pictures_of(subject):
+        return found  # there is room for both
+    if found:
+        chart = found[-1] if budget_unit(subject.comparison) == "seconds" else found[0]
+        named = f"{metric_label(subject.metric)} {chart.title.lower()}"
+        return [replace(chart, title=named[0].upper() + named[1:])]
+    return training_charts(subject)[:1] if subject.single else []
+
+
 def training(subject: Subject) -> list[Part]:
     """For one run, its loss; nothing in a comparison, which has evaluations that can be compared."""
-    charts = training_charts(subject) if subject.single else []
-    html, data = _row(charts, "run")
-    return [Part("training", "Loss", html, data)] if charts else []
+    charts = _others(training_charts(subject), subject, subject.schedules[0]) if subject.single else []
+    html, data = row_of(charts, "run")
+    return [Part("training", "Training loss", html, data)] if charts else []
 
 
 def quality(subject: Subject) -> list[Part]:
-    """How the quality of images went with training, also for a run that was measured."""
+    """How the quality of images went with training, also for a run that was measured: what the first screen does not show."""
     if not any(run.evaluations for run in subject.comparison.outcomes):
         return []
     bands = "" if subject.single else "Lines are means over seeds, bands the range from the lowest to the highest seed. "
     intro = f"<p>{bands}Training time includes what the sampler itself costs.{_about(subject)}</p>"
-    charts = [quality_charts(subject, process) for process in subject.schedules]
+    charts = [_others(quality_charts(subject, process), subject, process) for process in subject.schedules]
     return [_section("quality", "Quality through training", intro, subject, charts, evaluations(subject))]
+
+
+def _others(charts: list[Chart], subject: Subject, process: str) -> list[Chart]:
+    """The charts that are not on the first screen."""
+    first = {chart.name for chart in first_charts(subject, process)}
+    return [chart for chart in charts if chart.name not in first]
 
 
 def losses(subject: Subject) -> list[Part]:
@@ -73,13 +91,13 @@ def _about(subject: Subject) -> str:
 
 
 def _section(name: str, title: str, intro: str, subject: Subject, charts: list[list[Chart]], end: str = "") -> Part:
-    rows = [_row(some, f"{name}-{i}") for i, some in enumerate(charts)]
+    rows = [row_of(some, f"{name}-{i}") for i, some in enumerate(charts)]
     data = {key: value for _, more in rows for key, value in more.items()}
     printed = legend(subject.methods, "printed") if len(subject.methods) > 1 else ""  # the bar at the top is not printed
-    return Part(name, title, intro + printed + per_schedule(subject, [html for html, _ in rows]) + end, data)
+    return Part(name, title, printed + per_schedule(subject, [html for html, _ in rows]) + end, data, intro)
 
 
-def _row(charts: Sequence[Chart], prefix: str) -> tuple[str, dict[str, Any]]:
+def row_of(charts: Sequence[Chart], prefix: str) -> tuple[str, dict[str, Any]]:
     """Charts side by side, and their hover data."""
     html, data = [], {}
     for chart in charts:
@@ -94,7 +112,7 @@ def _row(charts: Sequence[Chart], prefix: str) -> tuple[str, dict[str, Any]]:
 
 
 INTRO = """<p>Each picture is one run from its first step (bottom) to its last (top); across are the noise levels.
-Orange levels were trained more often than uniform sampling would, blue ones less. “Draws times weights” is what the gradient
+Orange levels were trained more often than uniform sampling would, blue ones less. “Draws × weight” is what the gradient
 sees: it also shows methods that change the weight of the loss and not the draws.</p>"""
 
 
@@ -107,15 +125,17 @@ def trained_levels(subject: Subject) -> list[Part]:
     reach = max(heat.reach for heat in known)
     made = [_panels(replace(heat, reach=reach), i) if heat else ("", {}) for i, heat in enumerate(maps)]
     data = {name: numbers for _, more in made for name, numbers in more.items()}
-    html = INTRO + _views() + _scale(reach) + per_schedule(subject, [block for block, _ in made])
-    return [Part("density", "Which noise levels were trained", html, data)]
+    both = all("objective" in panel.views for heat in known for panel in heat.panels)
+    html = _views("objective" if both else "draws") + _scale(reach) + per_schedule(subject, [block for block, _ in made])
+    return [Part("density", "Which noise levels were trained", html, data, INTRO)]
 
 
-def _views() -> str:
-    choices = (("draws", "Draws", " checked"), ("objective", "Draws times weights", ""))
+def _views(first: str) -> str:
+    choices = (("objective", "Draws × weight"), ("draws", "Draws"))
     radios = "".join(
-        f'<label><input type="radio" name="view" id="view-{value}" value="{value}"{checked}><span>{text}</span></label>'
-        for value, text, checked in choices
+        f'<label><input type="radio" name="view" id="view-{value}" value="{value}"{" checked" * (value == first)}>'
+        f"<span>{text}</span></label>"
+        for value, text in choices
     )
     return f'<div class="choice views" role="group" aria-label="What the colours show">{radios}</div>'
 
@@ -143,18 +163,27 @@ def _panels(heat: HeatMap, number: int) -> tuple[str, dict[str, Any]]:
 # Generated samples of all methods side by side, with a slider over training -------------------------------------------
 
 
-def samples(subject: Subject) -> list[Part]:
+@dataclass(frozen=True)
+class Samples:
+    """Pictures of all methods, a block for each schedule, with what chooses among them."""
+
+    blocks: list[str]
+    controls: str
+    data: dict[str, Any]
+
+
+def samples(subject: Subject) -> Samples | None:
     """The pictures, if there are any."""
     shown = encoded(pictures_of(subject))
     if not shown:
-        return []
+        return None
     moments = sorted({one.picture.share for one in shown})
     seeds = sorted({one.picture.seed for one in shown})
     blocks = [_figures(subject, process, shown, moments, seeds) for process in subject.schedules]
-    same = "" if subject.single else " All methods began from the same noise for each seed."
-    intro = f"<p>Samples of the averaged weights, not chosen by hand.{same}</p>"
-    html = intro + _slider(subject, shown, moments) + _seeds(seeds) + per_schedule(subject, blocks)
-    return [Part("samples", "Samples", html, {"moments": {"texts": _moment_texts(subject, shown, moments)}})]
+    same = "" if subject.single else ", all from the same noise"
+    note = f'<p class="note">Samples of the averaged weights{same}, not chosen by hand.</p>'
+    controls = f'<div class="choose">{_slider(subject, shown, moments)}{_seeds(seeds)}{note}</div>'
+    return Samples(blocks, controls, {"moments": {"texts": _moment_texts(subject, shown, moments)}})
 
 
 def _moment_texts(subject: Subject, shown: list[Shown], moments: list[float]) -> list[str]:

@@ -6,12 +6,12 @@ from dataclasses import replace
 from html import escape
 
 from noisewise.report.html import Cell, Part, colour, details, method_head, number, per_schedule, table
-from noisewise.report.opening import measures
+from noisewise.report.opening import facts, measures, method_by_method
 from noisewise.report.subject import Subject
 from noisewise.study.findings import explanation
 from noisewise.study.outcome import Evaluation, Outcome
 from noisewise.study.summary import Summary, budget_unit, headline_images, judged, metric_label, summarise
-from noisewise.study.table import Column, lowest, spread_text, table_columns
+from noisewise.study.table import Column, spread_text, table_columns
 from noisewise.training.options import as_yaml, flat
 
 SPARE = 4  # columns that the table for terminals gives up before these are left to the unfolded table
@@ -21,28 +21,36 @@ def results(subject: Subject) -> list[Part]:
     """The table of a comparison."""
     if subject.single:
         return []
-    summaries = summarise(subject.comparison)
-    columns = table_columns(summaries, budget_unit(subject.comparison))
-    main = [column for column in columns if column.spare <= SPARE]
-    note = "Lower is better; ± is half the range over seeds; bold is the lowest mean with all seeds, which claims nothing."
-    html = _rows(subject, summaries, main, "results") + f'<p class="note">{note}</p>'
+    summaries, unit = summarise(subject.comparison), budget_unit(subject.comparison)
+    main, whole = [], []
+    for process in subject.schedules:
+        name = f'<h3 class="process">{escape(process)} schedule</h3>' if len(subject.schedules) > 1 else ""
+        mine = [one for one in summaries if one.process == process]
+        columns = sorted(table_columns(mine, unit), key=lambda column: column.spare)
+        main.append(name + _rows(subject, mine, [column for column in columns if column.spare <= SPARE], "results"))
+        whole.append(name + _rows(subject, mine, columns, "results all"))
+    note = "Lower is better; ± is half the range over seeds; bold is what was shown to be better."
+    entries = "".join(f"<li>{escape(sentence)}</li>" for sentence in method_by_method(subject))
+    words = details("Method by method, in words", f'<ul class="said">{entries}</ul>')
     more = f'<p class="note">{escape(explanation(subject.comparison))}</p>'
-    whole = _rows(subject, summaries, columns, "results all") if len(columns) > len(main) else ""
-    return [Part("table", "Results", html + details("How to read it, and all columns", more + whole))]
+    html = "".join(main) + words + details("How to read it, and all columns", more + "".join(whole))
+    return [Part("table", "Results", html, intro=f"<p>{note}</p>")]
 
 
 def _rows(subject: Subject, summaries: list[Summary], columns: list[Column], kind: str) -> str:
     looks = {method.name: method for method in subject.methods}
-    best = [one for process in subject.schedules for one in lowest([each for each in summaries if each.process == process])]
     rows = []
     for one in summaries:
         cells = [
-            method_head(looks[one.sampler]) if column.heading == "sampler" else Cell(column.cell(one)).html(left=column.left)
+            method_head(looks[one.sampler])
+            if column.heading == "sampler"
+            else Cell(column.cell(one)).html(left=column.left, more=column.spare > 0)
             for column in columns
         ]
-        kinds = " ".join(["best"] * (one in best) + ["first"] * one.baseline)
+        kinds = "best" if one.verdict == "better" else ""
         rows.append(f'<tr class="{kinds}" data-method="{looks[one.sampler].index}"{_exact(one)}>{"".join(cells)}</tr>')
-    return table([column.heading for column in columns], rows, kind, [column.left for column in columns])
+    sides, more = [column.left for column in columns], [column.spare > 0 for column in columns]
+    return table([column.heading for column in columns], rows, kind, sides, more)
 
 
 def _exact(summary: Summary) -> str:
@@ -97,7 +105,7 @@ def cost(subject: Subject) -> list[Part]:
     )
     summaries = summarise(subject.comparison)
     blocks = [_bars(subject, [one for one in summaries if one.process == process]) for process in subject.schedules]
-    return [Part("cost", "Cost", intro + per_schedule(subject, blocks))] if any(blocks) else []
+    return [Part("cost", "Cost", per_schedule(subject, blocks), intro=intro)] if any(blocks) else []
 
 
 def _bars(subject: Subject, summaries: list[Summary]) -> str:
@@ -143,7 +151,8 @@ OWN = ("out", "seed", "name")  # of each run, and no difference
 def settings(subject: Subject) -> list[Part]:
     """The command, the files, the settings."""
     again = command(subject)
-    html = f"<p>The same again:</p><pre>{escape(again)}</pre>" if again else ""
+    pairs = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts(subject))
+    html = f'<dl class="facts">{pairs}</dl>' + (f"<p>The same again:</p><pre>{escape(again)}</pre>" if again else "")
     html += f"<p>What this page was made of, in its folder:</p><ul class='files'>{_files(subject)}</ul>"
     first = _of_baseline(subject)
     title = "Settings" if subject.single else f"Settings of {first.sampler}"

@@ -115,15 +115,23 @@ def read_pixels(path: Path) -> NDArray[np.uint8] | None:
 
 def corner(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     """The first rows and columns of a grid of samples with white lines between them; anything else as it is."""
+    period = _period(pixels)
+    return pixels[: side * period + 1, : side * period + 1] if period else pixels
+
+
+def _period(pixels: NDArray[np.uint8]) -> int:
+    """The distance of the white lines of a grid of samples; 0 if it is none."""
     white = [(pixels == 255).all((axis, 2)) for axis in (1, 0)]  # rows, columns
     periods = [next((p for p in range(5, len(line)) if (len(line) - 1) % p == 0 and line[::p].all()), 0) for line in white]
-    if periods[0] != periods[1] or not periods[0]:
-        return pixels
-    return pixels[: side * periods[0] + 1, : side * periods[0] + 1]
+    return periods[0] if periods[0] == periods[1] else 0
 
 
 def _shown(picture: Picture, pixels: NDArray[np.uint8], quality: int) -> Shown:
     image = Image.fromarray(pixels)
+    if period := _period(pixels):  # what lies between samples is the paper's colour, also in the dark
+        between = np.full(pixels.shape[:2], 255, np.uint8)
+        between[::period] = between[:, ::period] = 0
+        image.putalpha(Image.fromarray(between))
     small = image.width <= 96  # every pixel is seen
     if image.width > WIDEST:
         image = image.resize((WIDEST, max(1, round(image.height * WIDEST / image.width))), Image.Resampling.LANCZOS)

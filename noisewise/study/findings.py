@@ -72,7 +72,7 @@ def explanation(comparison: Comparison) -> str:
         "schedule (not for several schedules); "
         f'"better" and "worse" stand only where it is below {SIGNIFICANT:g} and there are {SEEDS} seeds or more: two '
         "that happen to agree make a small p of nothing.",
-        "Bold is the lowest mean of those with all seeds, which claims nothing.",
+        "Bold is what was shown to be better.",
     ]
     if headline := headline_images(summaries):
         said.append(

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 from noisewise.study.outcome import Comparison, Evaluation, Outcome
-from noisewise.study.paired import SEEDS, SIGNIFICANT, holm, mean_ratio, pair_effects, paired_test
+from noisewise.study.paired import SAME, SEEDS, SIGNIFICANT, holm, mean_ratio, pair_effects, paired_test
 
 # Curves of evaluations: when they reached a value, and their mean over the budget -------------------------------------
 
@@ -135,12 +135,6 @@ class Summary:
     def value(self) -> Spread | None:
         """What it is judged by."""
         return self.loss if self.metric is None else self.distance
-
-    @property
-    def complete(self) -> bool:
-        """Whether every run of it is finished and has a finite value."""
-        found = self.value.values if self.value is not None else ()
-        return 0 < len(found) == len(self.seeds + self.failed + self.unfinished) and all(map(isfinite, found))
 
 
 Runs = dict[int, Outcome]  # of one sampler on one schedule, by seed in increasing order
@@ -298,6 +292,8 @@ def _verdict(one: Summary, mine: list[float], theirs: list[float], p: float | No
         return f"no finite {metric_label(one.metric)} in {missing} of {len(mine)} seeds"
     if len(mine) == 1:
         return "one seed"
+    if one.ratio is not None and all(abs(effect) < SAME for effect in effects):
+        return "same"
     better = fmean(effects) < 0
     selected = one.failed if better else unlucky  # the runs that are left may be those that happened not to diverge
     if p is not None and p < SIGNIFICANT and len(mine) >= SEEDS and not selected:

@@ -70,7 +70,7 @@ def table_rows(summaries: Sequence[Summary]) -> tuple[list[str], list[list[str]]
 
 
 def print_table(comparison: Comparison, console: Console | None = None) -> None:
-    """Print the tables with the lowest mean in bold, then the findings and how to read the numbers."""
+    """Print the tables with what was shown to be better in bold, then the findings and how to read the numbers."""
     if console is None:
         console = Console()
         console.width = console.width if console.is_terminal else FILE_WIDTH
@@ -107,7 +107,7 @@ def _rich_table(columns: Sequence[Column], summaries: Sequence[Summary], widths:
     table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), show_lines=any(narrowed))
     for column, width in zip(columns, widths, strict=True):
         table.add_column(Text(column.heading), justify="left" if column.left else "right", width=width, overflow="fold")
-    best = lowest(summaries)
+    best = [one for one in summaries if one.verdict == "better"]
     for one in summaries:
         texts = []
         for column, width, narrow in zip(columns, widths, narrowed, strict=True):
@@ -144,13 +144,6 @@ def _narrowest(column: Column, summaries: Sequence[Summary]) -> int:
 def _tight(cell: str) -> str:
     """Signs stay with their numbers when a line ends between them."""
     return cell.replace("± ", "±").replace("≤ ", "≤").replace("≥ ", "≥")
-
-
-def lowest(summaries: Sequence[Summary]) -> list[Summary]:
-    """Those with the lowest mean value, of the ones that have all seeds; none if there is nothing to compare."""
-    seeds = {seed for one in summaries for seed in one.seeds + one.failed + one.unfinished}
-    able = [(one.value.mean, one) for one in summaries if one.complete and set(one.seeds) == seeds and one.value is not None]
-    return [one for mean, one in able if mean == min(able, key=lambda pair: pair[0])[0]] if len(able) > 1 else []
 
 
 def number(value: float, digits: int = 4) -> str:

@@ -150,6 +150,8 @@ def test_the_heat_map_says_its_numbers_and_has_two_views(browser, synthetic, pag
     run = next(one for one in read_comparison(synthetic).outcomes if one.sampler == "minsnr" and one.process == "linear")
     density = run.metrics()[-1]["density_by_level"]
     with opened(browser, page_of_synthetic) as page:
+        assert shown(page, "image.draws") == 0
+        page.check("#view-draws", force=True)
         image = reach(page.locator("#density-0-1 image.draws"))
         x, y = image["x"] + image["width"] * 10.5 / 50, image["y"] + 2
 
@@ -178,6 +180,6 @@ def test_a_hostile_name_does_nothing(browser, tmp_path):
     plan = json.loads((folder / "comparison.json").read_text())
     (folder / "comparison.json").write_text(json.dumps({**plan, "name": name}))
     with opened(browser, Path(write_report(folder)).as_uri()) as page:
-        assert page.title() == f"noisewise: {name}"
-        assert page.inner_text("h1") == name
+        assert page.title().startswith("noisewise: ")
+        assert name in page.inner_text("header")
         assert shown(page, "main img") == 1

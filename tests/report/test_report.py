@@ -14,7 +14,7 @@ from PIL import Image
 
 from noisewise.commands import cli
 from noisewise.report import write_report
-from noisewise.report.opening import verdicts
+from noisewise.report.opening import lead, title
 from noisewise.report.page import render
 from noisewise.report.subject import Subject, read_subject
 from noisewise.report.tables import command, differences
@@ -97,8 +97,8 @@ def test_the_page_needs_nothing_else_and_runs_its_own_script_alone(tmp_path):
     script = page.partition("<script>")[2].partition("</script>")[0]
     assert f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy
     assert policy.startswith("default-src 'none'")
-    assert reader.sections() == ["table", "quality", "density", "loss", "samples", "cost", "settings"]
-    assert {f"#{name}" for name in reader.sections()} <= set(reader.addresses())
+    assert reader.sections() == ["first", "table", "density", "loss", "quality", "cost", "settings"]
+    assert {f"#{name}" for name in reader.sections()[1:]} <= set(reader.addresses())
 
 
 def test_every_picture_and_chart_says_what_it_shows(tmp_path):
@@ -125,35 +125,51 @@ def test_names_are_escaped_wherever_they_stand(tmp_path):
     assert f"log {hostile}" in Reader(page).words
 
 
-def test_what_was_found_comes_first_and_says_no_more_than_the_seeds_allow():
-    def said(values, seeds=3, **settings):
-        curves = {
-            ("linear", name, seed): curve(value * (1 + 0.01 * seed * (1 + (name == "uniform"))))
-            for name, value in values.items()
-            for seed in range(seeds)
-        }
-        return verdicts(Subject(compared(curves, **settings)))
+def found(values, seeds=3, **settings):
+    """The lead of a comparison in which seeds differ by a little."""
+    curves = {
+        ("linear", name, seed): curve(value * (1 + 0.01 * seed * (1 + (name == "uniform"))))
+        for name, value in values.items()
+        for seed in range(seeds)
+    }
+    return lead(Subject(compared(curves, **settings)), "linear")
 
-    assert said({"uniform": 2.0, "good": 1.0, "bad": 3.0}) == [
-        "Better than uniform over 3 seeds only: good (0.50 times its FID). "
-        "Worse than uniform over 3 seeds only: bad (1.49 times its FID)."
-    ]
-    assert said({"uniform": 2.0, "good": 1.0}, seeds=1) == [
-        "No method was shown to be better than uniform with 1 seed; good came lowest, with 0.50 times uniform's FID."
-    ]
-    assert said({"uniform": 1.0, "other": 2.0}, seeds=1, metric=None) == [
-        "No method was shown to be better than uniform with 1 seed; uniform itself had the lowest held-out loss."
-    ]
-    assert said({"uniform": 2.0, "good": 1.0}, failures={("linear", "good", 3): "diverged"}) == [
-        "No method was shown to be better than uniform with 3 seeds; "
-        "good came lowest, with 0.50 times uniform's FID, but 1 of its runs failed."
-    ]
-    assert said({"uniform": 2.0}) == ["uniform alone: there is nothing to compare it with."]
-    curves = {(process, name, 0): curve(1.0) for process in ("linear", "cosine") for name in ("uniform", "other")}
-    assert [sentence.partition(",")[0] for sentence in verdicts(Subject(compared(curves)))] == [
-        "On the linear schedule",
-        "On the cosine schedule",
-    ]
+
+def test_the_large_number_is_the_best_method_and_claims_no_more_than_the_seeds_allow():
+    three = found({"uniform": 2.0, "bad": 3.0, "good": 1.0})
+    assert (three.number, three.method.name, three.shown) == ("0.50×", "good", True)
+    assert [(method.name, verdict) for method, _, verdict in three.others] == [("bad", "worse")]
+    for seeds in (1, 2):
+        few = found({"uniform": 2.0, "good": 1.0}, seeds=seeds)
+        assert (few.number, few.shown) == ("0.50×", False)
+    failed = found({"uniform": 2.0, "good": 1.0}, failures={("linear", "good", 3): "diverged"})
+    assert not failed.shown
+    assert "failed" in failed.sure
+    assert found({"uniform": 2.0}).number == ""
+
+
+def test_one_seed_is_a_demonstration_and_a_tie_is_no_win():
+    assert "tie" not in found({"uniform": 2.0, "good": 1.0}, seeds=1).sure
+    tie = found({"uniform": 264.168, "other": 264.166}, seeds=1)
+    assert "tie" in tie.sure
+    assert "demonstration" in tie.sure
+    assert not tie.shown
+    assert "uniform itself" in found({"uniform": 1.0, "other": 2.0}, seeds=1, metric=None).sure
+
+
+def test_each_schedule_has_a_number_of_its_own():
+    values = {"linear": 1.0, "cosine": 4.0}
+    curves = {(process, "uniform", 0): curve(2.0) for process in values}
+    subject = Subject(compared(curves | {(process, "other", 0): curve(value) for process, value in values.items()}))
+    assert [lead(subject, process).number for process in values] == ["0.50×", "2.00×"]
+
+
+def test_the_title_names_methods_and_data():
+    assert title(Subject(compared({("linear", name, 0): curve(1.0) for name in ("uniform", "minsnr")}))).startswith(
+        "uniform and minsnr on "
+    )
+    many = {("linear", name, 0): curve(1.0) for name in ("uniform", *(f"speed:k={k}" for k in range(2, 9)))}
+    assert title(Subject(compared(many))).startswith("8 methods on ")
 
 
 def test_the_facts_name_every_machine_and_the_size_of_the_fid(tmp_path):
@@ -196,7 +212,7 @@ def test_a_comparison_without_distances_or_pictures_is_reported_by_its_loss(tmp_
         for picture in (run.folder / "samples").iterdir():
             picture.unlink()
     page = write_report(tmp_path).read_text()
-    assert "samples" not in Reader(page).sections()
+    assert 'class="samples"' not in page
     assert "held-out loss (lower is better)" in page
     assert "FID" not in " ".join(Reader(page).words)
 
@@ -207,7 +223,7 @@ def test_one_run_has_a_report_of_its_own(tmp_path):
     with (run.folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(measured) + "\n")
     reader = Reader(write_report(run.folder).read_text())
-    assert reader.sections() == ["training", "measured", "quality", "density", "loss", "samples", "settings"]
+    assert reader.sections() == ["first", "measured", "density", "loss", "training", "quality", "settings"]
     cells = {found["data-name"]: found["data-value"] for tag, found in reader.tags if tag == "td" and "data-name" in found}
     assert (cells["fid"], cells["held-out loss"], cells["images"]) == ("12.345678", "0.25", "500")
     text = " ".join(reader.words)
@@ -220,7 +236,7 @@ def test_a_run_that_was_never_measured_shows_its_training_and_its_samples(tmp_pa
     rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows if "kind" not in row))
     reader = Reader(write_report(run.folder, tmp_path / "elsewhere" / "run.html").read_text())
-    assert reader.sections() == ["training", "density", "samples", "settings"]
+    assert reader.sections() == ["first", "density", "training", "settings"]
     assert "step 1,000" in reader.words
 
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from noisewise.study.outcome import Failure, read_comparison
 from noisewise.study.summary import Spread, summarise
-from noisewise.study.table import explanation, findings, lowest, number, print_table, spread_text, table_columns, table_rows
+from noisewise.study.table import explanation, findings, number, print_table, spread_text, table_columns, table_rows
 from tests.study.made import compared, curve, planted
 
 LONG = "adaptive:estimator=lookahead,target=(minsnr),correction=none"
@@ -148,31 +148,25 @@ def test_a_baseline_with_a_long_name_is_called_baseline_in_headings():
 # What is bold ---------------------------------------------------------------------------------------------------------
 
 
-def best(made):
-    return [one.sampler for one in lowest(summarise(made))]
+def bold(made):
+    lines = printed(made, 160, colour=True).splitlines()
+    return [match[1] for line in lines if (match := re.match(r"\x1b\[1m(uniform|minsnr|adaptive)", line))]
 
 
-def test_the_lowest_mean_is_the_best():
-    assert best(compared(curves({"uniform": [20, 20], "minsnr": [19, 20], "adaptive": [10, 28]}))) == ["adaptive"]
-    assert best(compared(curves({"uniform": [0.3], "minsnr": [0.2]}), metric=None)) == ["minsnr"]
-    assert best(compared(curves({"uniform": [20, 20], "minsnr": [10, 10], "adaptive": [10, 10]}))) == ["minsnr", "adaptive"]
+def test_bold_is_what_was_shown_to_be_better_and_nothing_else():
+    assert bold(compared(curves({"uniform": [20, 21, 22], "minsnr": [31, 32, 33], "adaptive": [10, 10.5, 11.1]}))) == [
+        "adaptive"
+    ]
+    assert bold(compared(curves({"uniform": [20, 20], "minsnr": [10, 10], "adaptive": [11, 12]}))) == []  # two seeds
+    assert bold(compared(curves({"uniform": [20, 20, 20], "adaptive": [10, 10, 28]}))) == []
 
 
-def test_nothing_is_best_that_lacks_a_seed_or_a_value():
-    nan = float("nan")
-    made = compared(
-        curves({"uniform": [20, 20, 20], "minsnr": [21, 21, 21], "speed": [1, 1], "adaptive": [1, 1, nan], "p2": [1, None, 1]})
-    )
-    assert best(made) == ["uniform"]
-    failed = {("linear", "minsnr", 1): "diverged"}
-    assert best(compared(curves({"uniform": [20, 20], "minsnr": [1]}), failures=failed)) == []  # nobody to be better than
-
-
-def test_the_best_is_printed_in_bold():
-    said = printed(compared(curves({"uniform": [20, 20], "minsnr": [31, 32], "adaptive": [11, 12]})), 160, colour=True)
-    bold = [line for line in said.splitlines() if re.match(r"\x1b\[1m(uniform|minsnr|adaptive)", line)]
-    assert len(bold) == 1
-    assert "adaptive" in bold[0]
+def test_differences_of_next_to_nothing_are_ties_however_well_the_seeds_agree():
+    made = compared(curves({"uniform": [264.168, 270.002, 259.5], "adaptive": [264.166, 270.0, 259.498]}))
+    (one,) = [each for each in summarise(made) if not each.baseline]
+    assert one.p_adjusted < 0.05
+    assert one.verdict == "same"
+    assert bold(made) == []
 
 
 # Printed --------------------------------------------------------------------------------------------------------------
