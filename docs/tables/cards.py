@@ -10,6 +10,7 @@ from . import rows, spec_now, table
 FILES = ("digits_screen.jsonl", "digits_search.jsonl", "digits_cards.jsonl", "digits_long.jsonl", "digits_continuous.jsonl")
 FILES += ("digits_bells.jsonl", "digits_default.jsonl", "digits_warmup.jsonl", "cifar10-v1-field.jsonl")
 FILES += ("digits_estimators.jsonl", "cifar10-v1-confirmation.jsonl", "cifar10-v1-paper.jsonl")
+MANY = 15
 NOTHING = "Not yet: no file of `benchmarks/results/` has it with a U-Net."
 BASELINE = "The baseline: all others are measured against it."
 DATA = {"cifar10-small": "CIFAR-10", "cifar10": "CIFAR-10, 35.7 M parameters"}  # of presets; others are named as they are
@@ -27,8 +28,11 @@ def ends() -> list[dict[str, Any]]:
     return found
 
 
-def measured(name: str) -> str:
-    """A table of all runs whose spec names this sampler or weighting, over uniform's with the same seed."""
+def measured(name: str, which: str = "") -> str:
+    """A table of the runs whose spec names this sampler or weighting, over uniform's with the same seed.
+
+    Where there are more than MANY lines, only those on CIFAR-10 and of the shortest spec, unless `which` is "all".
+    """
     uniform = {(*row["where"], row["seed"]): row["distance"] for row in ends() if row["sampler"] == "uniform"}
     found: dict[tuple[Any, ...], dict[int, float]] = {}
     for row in ends():
@@ -38,6 +42,9 @@ def measured(name: str) -> str:
     if not found:
         return BASELINE if name == "uniform" else NOTHING
     heads = ["data", "process", "steps", "spec", "distance over uniform's, each seed"]
+    if which != "all" and len(found) > MANY:
+        shortest = min((spec for *_, spec in found), key=len)
+        found = {key: ratios for key, ratios in found.items() if key[0].startswith("CIFAR-10") or key[-1] == shortest}
     lines = []
     for (data, process, steps, spec), ratios in sorted(found.items(), key=lambda item: item[0][:3]):
         cells = " / ".join(f"{ratios[seed]:.2f}" for seed in sorted(ratios))
