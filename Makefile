@@ -7,7 +7,7 @@ WORKERS ?= 2
 
 .PHONY: demo test test-fast faults lint docs clean
 
-demo: $(VENV)/.installed-train  ## compare samplers on 8x8 digits, and write a report: one seed, under four minutes on two cores
+demo: $(VENV)/.installed-train  ## compare samplers on 8x8 digits, and write a report (one seed, 50 s a method)
 	rm -rf out/demo
 	$(BIN)/noisewise compare --preset digits --samplers uniform,minsnr,adaptive:warmup=100 --seeds 1 --budget 50s --images 500 --out out/demo
 
