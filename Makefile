@@ -7,9 +7,9 @@ WORKERS ?= 2
 
 .PHONY: demo test test-fast faults chaos fuzz lint docs clean
 
-demo: $(VENV)/.installed-train  ## compare samplers on 8x8 digits, and write a report
+demo: $(VENV)/.installed-train  ## compare samplers on 8x8 digits, and write a report (one seed, 50 s a method)
 	rm -rf out/demo
-	$(BIN)/noisewise compare --preset digits --budget 20s --images 500 --out out/demo
+	$(BIN)/noisewise compare --preset digits --samplers uniform,minsnr,adaptive:warmup=100 --seeds 1 --budget 50s --images 500 --out out/demo
 
 test: $(VENV)/.installed-dev  ## the whole suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

@@ -97,7 +97,7 @@ def photograph(page: Path, picture: Path) -> None:
     found = next(path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name)))
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
-        shown = browser.new_page(viewport={"width": 1000, "height": 1800}, color_scheme="light")
+        shown = browser.new_page(viewport={"width": 1280, "height": 1500}, color_scheme="light")
         shown.goto(page.resolve().as_uri())
         shown.wait_for_timeout(300)
         shown.screenshot(path=picture)
