@@ -81,8 +81,8 @@ class Usual(nn.Module):
 
     With n > 4 losses seen (decayed), an outlier is beyond f times their root mean square. f is the root of (0.08 n)^2 +
     100 n / (n - 4) + 400 n / (n - 4)^2: what is less moves their mean by about 10 % at most, or is nothing unusual. Outliers
-    are counted, and those of a step together count as a rise by 10 %; so a level that stays is followed. In the first steps an
-    interval with fewer than 8 losses takes what is beyond 1,000 times the batch's typical loss as 10 times that.
+    are counted, and those of a step together count as a rise by 10 %; so a level that stays is followed. An interval
+    with fewer than 8 losses takes what is beyond 1,000 times the batch's typical loss as 10 times that.
 
     What is judged are losses before any weight: a target may well weigh one timestep a thousand times its neighbours.
 
@@ -91,11 +91,11 @@ class Usual(nn.Module):
     """
 
     rise = 1.1
-    first = 100  # steps
+    first = 100  # calls after which hardly an interval has so few losses
 
     def __init__(self, bins: int) -> None:
         super().__init__()
-        self.young = self.first
+        self._calls = 0  # of this process; no state: what is looked for later is not there
         self.register_buffer("sums", torch.zeros(2, bins, dtype=torch.float32))  # decayed: loss^2, count
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.float32))  # of outliers
         self.register_buffer("factors", torch.tensor([1.0, self.rise], dtype=torch.float32), persistent=False)
@@ -105,10 +105,10 @@ class Usual(nn.Module):
         self._warned = False
 
     def tamed(self, where: Tensor, losses: Tensor) -> Tensor:
-        """The losses of a batch, each in its interval; in the first steps those beyond all measure as what is typical."""
-        if self.young == 0:
+        """The losses of a batch, each in its interval; where few were seen, those beyond all measure as what is typical."""
+        if self._calls >= self.first:
             return losses
-        self.young -= 1
+        self._calls += 1
         size = torch.where(losses.abs() < LARGEST, losses.abs(), 0.0)
         common = size <= 2 * size.mean()
         typical = torch.where(common, size, 0.0).sum() / common.sum()
@@ -146,12 +146,6 @@ class Usual(nn.Module):
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor([self.young])
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.young = int(state[0])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name, fresh in Usual(self.sums.shape[1]).state_dict().items():  # saved before there was a limit: start anew

@@ -35,8 +35,9 @@ LONGEST = 4000  # characters
 class SpecError(ValueError):
     """A spec string that cannot be understood, with what was probably meant."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message).replace("\n", "\\n"))  # it repeats what was written, which may hold anything
+    def __init__(self, message: str, advice: str = "") -> None:
+        # the message repeats what was written, which may hold anything; advice is ours, in lines of its own
+        super().__init__(printable(message).replace("\n", "\\n") + advice)
 
 
 @dataclass(frozen=True)

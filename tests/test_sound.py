@@ -12,6 +12,7 @@ from noisewise.recipes import Recipe
 from noisewise.samplers import SAMPLERS, Sampler, Uniform
 from noisewise.sound import integral
 from noisewise.weighting import WEIGHTINGS, OfLogSNR
+from tests.test_spec import NEEDED
 
 ALL_PROCESSES = [DDPM.linear(), DDPM.cosine(), DDPM.linear(10), Flow(), EDM(), VP(), VE()]
 
@@ -69,7 +70,7 @@ def test_schedules_have_a_size():
 @pytest.mark.parametrize("process", ALL_PROCESSES, ids=str)
 def test_every_name_makes_sense_on_every_process(process):
     for name in [*SAMPLERS, *WEIGHTINGS]:
-        if name not in ("table", "mix", "shift", "product", "curriculum", "switch"):
+        if name not in NEEDED:
             noisewise.recipe(name, process)
 
 

@@ -254,8 +254,9 @@ class Config:
         for name, value in not_negative.items():
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
+        limits = {"batch": 10**7, "seed": 2**64}
         for name, value in {**positive, **not_negative}.items():
-            if isinstance(value, int) and value >= (most := 10**7 if name == "batch" else 2**63):
+            if isinstance(value, int) and value >= (most := limits.get(name, 2**63)):
                 raise ValueError(f"{name} must be below {most:,}, got {value}")
         for name in ("images", "quick_images"):
             if getattr(self.evaluation, name) < 2:

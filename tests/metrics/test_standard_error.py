@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from noisewise.metrics.moments import Moments
 
-from noisewise.metrics.frechet import frechet_distance
+from noisewise.metrics.frechet import Moments, frechet_distance
 from noisewise.metrics.uncertainty import bootstrap, standard_error
 
 DIM = 6

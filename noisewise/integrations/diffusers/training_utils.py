@@ -198,5 +198,5 @@ def _fixed_sampler(spec: str) -> Sampler:
         if not torch.allclose(sampler.density(u), recipes.recipe(spec, ShiftedFlow(shift=4.0)).sampler.density(u)):
             why = "depends on the scheduler's shift, which is not known here"
     if why is not None:
-        raise SpecError(f"{spec!r} {why}, so a function without state cannot draw it. Use the loop:{LOOP.format(spec=spec)}")
+        raise SpecError(f"{spec!r} {why}, so a function without state cannot draw it. Use the loop:", LOOP.format(spec=spec))
     return sampler
