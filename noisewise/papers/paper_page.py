@@ -84,7 +84,10 @@ def _part(section: Section, name: str) -> Part:
             + "</tr>"
             for i, row in enumerate(one.rows)
         ]
-        html.append(table(one.heads, rows, "results", [True]) + (f'<p class="note">{escape(one.note)}</p>' if one.note else ""))
+        html.append(
+            table(one.heads, rows, "results", [k == 0 for k in range(len(one.heads))])
+            + (f'<p class="note">{escape(one.note)}</p>' if one.note else "")
+        )
     charts, data = _charts(list(section.charts), name)
     pictures = [
         f'<figure class="picture"><figcaption>{escape(what)}</figcaption>'

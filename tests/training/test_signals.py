@@ -111,11 +111,14 @@ def test_within_a_hurry_a_request_ends_the_block_at_once(own_handlers):
 
 
 BUSY = """
-import hashlib, sys
+import hashlib, sys, threading
 from contextlib import nullcontext
 from noisewise.training.signals import Acknowledged, StopRequest
+sys.setswitchinterval(1000)  # so that the other thread speaks when the computation has begun, and not before
+begun = threading.Event()
+threading.Thread(target=lambda: begun.wait() and print("busy", flush=True), daemon=True).start()
 with Acknowledged(), {request}:
-    print("busy", flush=True)
+    begun.set()
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # one line of Python that takes many minutes
 """
 
