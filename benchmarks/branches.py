@@ -33,7 +33,7 @@ def main() -> None:
     args.results.mkdir(parents=True, exist_ok=True)
     waiting = list(plan.values())
     while waiting:
-        ready = next((run for run in waiting if begins_with(args, run) != "missing"), None)
+        ready = next((run for run in waiting if "from" not in run or begins_with(args, run)), None)
         busy = [name for name, process in running.items() if process.poll() is None]
         if ready is not None and len(busy) < args.workers:
             waiting.remove(ready)
@@ -76,13 +76,11 @@ def read_plan(path: Path) -> dict[str, dict[str, Any]]:
     return plan
 
 
-def begins_with(args: argparse.Namespace, run: dict[str, Any]) -> Path | str | None:
-    """The checkpoint that a run begins with, None for a run from the beginning, "missing" if it is not there yet."""
-    if "from" not in run:
-        return None
+def begins_with(args: argparse.Namespace, run: dict[str, Any]) -> Path | None:
+    """The checkpoint that a run begins with, once it is there."""
     name, _, step = run["from"].partition("@")
     found = (args.results / name / "runs").glob(f"*/checkpoints/step-{int(step):08d}/manifest.json")
-    return next((path.parent for path in found), "missing")
+    return next((path.parent for path in found), None)
 
 
 def start(args: argparse.Namespace, run: dict[str, Any], rest: list[str], left: float) -> "subprocess.Popen[bytes]":
@@ -94,8 +92,9 @@ def start(args: argparse.Namespace, run: dict[str, Any], rest: list[str], left: 
     command += ["--evaluate-at", ",".join(shares), "--images", str(args.images), "--workers", "1"]
     command += ["--limit-seconds", str(max(left, 1)), "--out", str(args.results / run["name"])]
     command += ["--json", str(args.results / f"{run['name']}.jsonl"), *rest, *run.get("settings", [])]
-    checkpoint = begins_with(args, run)
-    if isinstance(checkpoint, Path):
+    if "from" in run:
+        checkpoint = begins_with(args, run)
+        assert checkpoint is not None
         folder = args.results / run["name"] / "runs" / run_name(args, run)
         shutil.copytree(checkpoint, folder / "checkpoints" / checkpoint.name, copy_function=os.link, dirs_exist_ok=True)
     with (args.results / f"{run['name']}.log").open("ab") as log:

@@ -91,11 +91,11 @@ class Usual(nn.Module):
     """
 
     rise = 1.1
-    first = 100  # calls after which hardly an interval has so few losses
+    first = 100  # calls that look for this: later, intervals have more losses
 
     def __init__(self, bins: int) -> None:
         super().__init__()
-        self._calls = 0  # of this process; no state: what is looked for later is not there
+        self._calls = 0  # of this process; not saved, since it changes no ordinary result
         self.register_buffer("sums", torch.zeros(2, bins, dtype=torch.float32))  # decayed: loss^2, count
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.float32))  # of outliers
         self.register_buffer("factors", torch.tensor([1.0, self.rise], dtype=torch.float32), persistent=False)

@@ -71,7 +71,7 @@ def explanation(comparison: Comparison) -> str:
         "p is of a two-sided paired t-test on the logarithm of the ratios, after Holm's correction for all samplers on one "
         "schedule (not for several schedules); "
         f'"better" and "worse" stand only where it is below {SIGNIFICANT:g} and there are {SEEDS} seeds or more: two '
-        "that happen to agree make a small p of nothing.",
+        "seeds can agree by chance.",
         "Bold is what was shown to be better.",
     ]
     if headline := headline_images(summaries):

@@ -14,7 +14,7 @@ from noisewise.metrics.uncertainty import two_sided
 
 SIGNIFICANT = 0.05  # what an adjusted p must lie below to call a sampler better or worse
 SAME = 0.001  # of the value: pairs that differ by less are ties
-SEEDS = 3  # pairs that it needs besides: two that happen to agree make a small p of nothing
+SEEDS = 3  # pairs that it needs besides: two seeds can agree by chance
 
 
 def paired_test(values: Sequence[float], baseline: Sequence[float]) -> float | None:
