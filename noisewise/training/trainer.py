@@ -162,7 +162,7 @@ class Trainer:
         steps, seconds = self.step - self._mark[0], self.seconds - self._mark[1]
         self._mark = (self.step, self.seconds)
         world = distributed.world_size()
-        outliers = int(self.monitor.running.usual.outliers)
+        outliers = int(self.monitor.running.outliers)
         return {
             "step": self.step,
             "samples": self.samples,
