@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from noisewise import distributed
 from noisewise.levels import check_per_sample
-from noisewise.precision import full_float32
 
 
 def seed_torch(seed: int) -> None:
@@ -230,3 +229,24 @@ def _put_back(entries: dict[str, Any], before: dict[str, Any]) -> None:
             entries[name].copy_(value)
         else:
             entries[name] = copy.deepcopy(value)
+
+
+def _switches() -> list[tuple[Any, str, Any]]:
+    """(where, attribute, value without TF32)."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    if hasattr(convolutions, "conv"):  # torch 2.9 and later
+        return [(convolutions.conv, "fp32_precision", "ieee"), (products, "fp32_precision", "ieee")]
+    return [(convolutions, "allow_tf32", False), (products, "allow_tf32", False)]
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Convolutions and matrix products without TF32 inside the block; the caller's settings return after it."""
+    before = [(where, name, getattr(where, name)) for where, name, _ in _switches()]
+    try:
+        for where, name, value in _switches():
+            setattr(where, name, value)
+        yield
+    finally:
+        for where, name, value in before:
+            setattr(where, name, value)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from noisewise.noise import _box_muller, _log, _unit_vector, normals
+from noisewise.streams import _box_muller, _log, _unit_vector, normals
 
 SHAPE = (3, 16, 16)
 

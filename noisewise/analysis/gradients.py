@@ -22,10 +22,9 @@ from noisewise.analysis.moments_of_training import add_subject, in_evaluation, m
 from noisewise.analysis.output import Analysis, Watch, lines_over_noise, name_moments, new_figure, noise_axis, plain_axis
 from noisewise.feedback import preserved_buffers, preserved_random_state
 from noisewise.models import with_labels
-from noisewise.noise import normals
 from noisewise.processes import Process
 from noisewise.spec import build_weighting
-from noisewise.streams import stream_key, uniforms
+from noisewise.streams import normals, stream_key, uniforms
 from noisewise.training.trainer import Trainer
 from noisewise.weighting import VLB, Learned, NoWeight, Weighting, WeightProduct
 

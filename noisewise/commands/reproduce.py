@@ -15,8 +15,8 @@ from pathlib import Path
 from noisewise.commands.parser import Parser
 from noisewise.papers import SCALES, STUDIES, Study
 from noisewise.study.outcome import read_comparison
-from noisewise.suggest import closest
 from noisewise.training.run_folder import replace_file
+from noisewise.words import closest
 
 DONE = "commands.txt"  # those that have come to their end in a folder
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from noisewise.processes import EDM, VE, Process
-from noisewise.suggest import unknown
+from noisewise.words import unknown
 
 RHO, SIGMA_MIN, SIGMA_MAX = 7.0, 0.002, 80.0
 

@@ -11,7 +11,7 @@ from noisewise.models.dit import DiT
 from noisewise.models.trust import is_import_path
 from noisewise.models.unet import UNet
 from noisewise.models.uvit import UViT
-from noisewise.suggest import unknown
+from noisewise.words import unknown
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"unet": UNet, "dit": DiT, "uvit": UViT}
 

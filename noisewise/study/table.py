@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from noisewise.printable import in_lines
 from noisewise.study.findings import baseline_name, explanation, findings, p_text
 from noisewise.study.outcome import Comparison
 from noisewise.study.summary import Spread, Summary, budget_unit, headline_images, metric_label, summarise
+from noisewise.words import in_lines
 
 __all__ = ["explanation", "findings", "print_table", "table_rows"]
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from noisewise import distributed
-from noisewise.printable import printable
+from noisewise.words import printable
 
 BARS = "▁▂▃▄▅▆▇█"
 

@@ -18,9 +18,9 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader  # type: ignore[attr-defined]
 
-from noisewise.suggest import closest
 from noisewise.training.config import FREE_WITHIN, PINNED, Config
 from noisewise.training.stored import FREE_FORM, Refused, no_setting, read_stored
+from noisewise.words import closest
 
 PRESETS = Path(__file__).parent / "presets"
 

@@ -16,7 +16,7 @@ from noisewise.generation.images import generate, generate_batches, grid, make_d
 from noisewise.generation.sets import image_set
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import load_trained
-from noisewise.noise import normals
+from noisewise.streams import normals
 from tests.data.small_autoencoder import SMALL
 from tests.models.small_models import CLASSES, SHAPE, small, stirred
 

@@ -9,9 +9,9 @@ from diffusers import DDPMScheduler
 from noisewise.generation.guidance import denoiser
 from noisewise.generation.solvers import SOLVERS, Solver, default_solver, solve, start
 from noisewise.generation.spacing import SPACINGS, grid
-from noisewise.noise import normals
 from noisewise.objective import PREDICTIONS, Objective
 from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow
+from noisewise.streams import normals
 from tests.generation.toy import images, in_order, toy
 
 VARIANTS = [
