@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from noisewise.data import Source
 from noisewise.feedback import Snapshot, preserved_random_state, set_aside_gradients
 from noisewise.metrics.heldout import decoded
-from noisewise.models.trust import check_trusted
+from noisewise.models.build import check_trusted
 from noisewise.processes import Process
 from noisewise.samplers import Sampler
 from noisewise.samplers.histogram import Histogram

@@ -93,7 +93,7 @@ def finished(words: list[str], settings: list[str]) -> bool:
         return True
     print(f"\nnoisewise {line}", flush=True)
     if words[0] == "compare" and "digits" not in words:
-        from noisewise.metrics.weights import find_weights
+        from noisewise.metrics.inception import find_weights
 
         find_weights()  # or an hour of training would end without a FID
     status = run_command(whole_parser(), words)

@@ -12,7 +12,7 @@ from noisewise.generation.guidance import denoiser
 from noisewise.generation.replay import Replay
 from noisewise.generation.solvers import Denoise
 from noisewise.models import build_model, with_labels
-from noisewise.models.trust import check_trusted
+from noisewise.models.build import check_trusted
 from noisewise.objective import Objective
 from noisewise.training import checkpoint
 from noisewise.training.config import Config

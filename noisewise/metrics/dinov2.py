@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from noisewise.metrics.weights import digest
+from noisewise.training.tensor_files import digest
 
 METRIC = "fd_dinov2"
 SIZE = 224

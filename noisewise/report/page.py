@@ -10,8 +10,8 @@ from noisewise.report import opening, sections, tables
 from noisewise.report.first_screen import first_screen
 from noisewise.report.html import as_json, breakable, swatch
 from noisewise.report.subject import Subject, read_subject
+from noisewise.training.plain_files import writing
 from noisewise.training.run_folder import replace_file
-from noisewise.training.writing import writing
 
 HERE = Path(__file__).parent
 SECTIONS = (

@@ -11,17 +11,16 @@ from typing import Any
 import torch
 
 from noisewise import distributed
-from noisewise.models.build import MODELS
-from noisewise.models.trust import remember
+from noisewise.models.build import MODELS, remember
 from noisewise.training import checkpoint
 from noisewise.training.components import Parts, build_parts, with_network
 from noisewise.training.config import AUTO, Config
+from noisewise.training.display import Progress
 from noisewise.training.ema import mostly_initial
 from noisewise.training.guard import Diverged
 from noisewise.training.options import flat, load_config
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.plain_files import inside
-from noisewise.training.progress import Progress, Quiet
 from noisewise.training.run_folder import RunFolder
 from noisewise.training.saving import Pending, Saver, begin_shards
 from noisewise.training.signals import StopRequest
@@ -69,7 +68,7 @@ class Run:
     ) -> None:
         config.check()
         self.draw = draw
-        self.progress = progress or Quiet()
+        self.progress = progress or Progress()
         self.folder = RunFolder(Path(config.out) if config.out else default_folder(config))
         self.config = config = _with_stored_network(config, self.folder.config_file) if resume else config
         self.accelerator = make_accelerator(config, str(self.folder.path))

@@ -25,10 +25,8 @@ from torch import Tensor
 import noisewise
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
-from noisewise.training.jsonl import read_lines, read_rows
 from noisewise.training.options import as_yaml, changed, load_config
-from noisewise.training.plain_files import inside, make_folder, open_new, open_own, sync
-from noisewise.training.writing import writing
+from noisewise.training.plain_files import inside, make_folder, open_new, open_own, read_lines, read_rows, sync, writing
 
 __all__ = ["FolderInUse", "RunFolder", "environment", "git_state", "read_rows", "replace_file"]
 

@@ -16,14 +16,14 @@ from noisewise.models import build_model
 from noisewise.training import checkpoint
 from noisewise.training.components import usual_network, with_network
 from noisewise.training.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig
+from noisewise.training.display import Progress
 from noisewise.training.guard import Diverged
 from noisewise.training.options import load_config, load_preset
-from noisewise.training.progress import Quiet
 from noisewise.training.run import Run, default_folder, dry_run, train
 from tests.training.tiny import DIT, differing, own, tiny
 
 
-class Heard(Quiet):
+class Heard(Progress):
     """Remembers what the user would be told."""
 
     def __init__(self) -> None:
