@@ -233,6 +233,11 @@ def test_product_corrects_as_its_sampler_does(spec, correction):
     assert str(noisewise.recipe(spec, process()).sampler.correction) == correction
 
 
+def test_product_draws_as_its_sampler_does():
+    made = noisewise.recipe("product:of=(logit_normal:draws=stratified),weight=minsnr", process()).sampler
+    assert made.draws == "stratified"
+
+
 @pytest.mark.parametrize("name", ["adaptive", "loss_adaptive", "loss_moment", "gradient_variance"])
 @pytest.mark.parametrize("combinator", ["shift:of={}", "mix:of=(shift:of={})", "product:of={},weight=minsnr"])
 def test_some_samplers_take_fixed_densities_only(combinator, name):

@@ -173,14 +173,6 @@ def test_no_graph_is_kept():
     assert not result.requires_grad
 
 
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
-def test_clip_bounds_what_is_generated(name, options):
-    x = images()
-    u = grid(DDPM.linear(), 5, "trailing")
-    result = solve(name, lambda x, u: 10 * x, DDPM.linear(), x, u, noise=images, clip=0.5, **options)
-    assert float(result.abs().max()) == pytest.approx(0.5)
-
-
 # Specs and mistakes
 
 

@@ -106,11 +106,6 @@ def test_laplace_over_log_snr():
     assert stats.kstest(Flow().log_snr(draw.u.double()).numpy(), stats.laplace(0, 0.5).cdf).statistic < 0.01
 
 
-def test_a_density_off_the_process_is_refused():
-    with pytest.raises(ValueError, match="no mass on the process"):
-        noisewise.recipe("laplace:location=80", DDPM.linear())
-
-
 # SpeeD -------------------------------------------------------------------------------------------------------------------
 
 
@@ -219,26 +214,12 @@ def test_timesteps_without_mass_are_never_drawn():
     assert not bool((sampler.sample(200_000).time % 2).any())
 
 
-def test_product_corrects_and_draws_as_what_it_is_made_of():
-    sampler = noisewise.recipe(
-        "product:of=(logit_normal:draws=stratified,correction=unbiased),weight=minsnr", DDPM.linear()
-    ).sampler
-    assert (sampler.draws, str(sampler.correction)) == ("stratified", "unbiased")
-
-
 @pytest.mark.parametrize("spec", ["mix:of=({})", "curriculum:start=uniform,end=({})", "switch:first=uniform,then=({}),at=3"])
 @pytest.mark.parametrize("correction", ["clipped(3)", "tempered(0.5)"])
 def test_a_mixture_has_no_mean_weight_for_each_sample(spec, correction):
     with pytest.raises(ValueError, match="density depends on the data: use correction=unbiased or none, or policy=global"):
         noisewise.recipe(spec.format("adaptive:estimator=reinforce") + f",correction={correction}", DDPM.linear())
     noisewise.recipe(spec.format("adaptive:estimator=reinforce,policy=global") + f",correction={correction}", DDPM.linear())
-
-
-def test_product_is_a_weight_turned_into_a_density():
-    process = DDPM.linear()
-    snr = process.alphas_cumprod / (1 - process.alphas_cumprod)
-    weight = torch.minimum(snr, torch.tensor(5.0)) / snr
-    np.testing.assert_allclose(table("product:of=uniform,weight=(minsnr:gamma=5)"), (weight / weight.sum()).numpy(), rtol=1e-4)
 
 
 def test_mix_bounds_the_importance_weight():

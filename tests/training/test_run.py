@@ -215,20 +215,6 @@ def test_resuming_where_nothing_is_begins(tmp_path):
     assert not heard.messages
 
 
-def test_a_folder_with_a_run_is_not_overwritten(plain):
-    config, folder = plain
-    with pytest.raises(FileExistsError, match=r"holds a run already: continue it with --resume, or give another --out"):
-        train(config)
-    assert len(rows_of(folder)) == 3
-
-
-def test_a_run_is_not_resumed_with_other_settings(plain):
-    config, _ = plain
-    changed = replace(config, batch=8, sampler="uniform")
-    with pytest.raises(ValueError, match=r"sampler: adaptive:warmup=2,every=2 -> uniform.*batch: 16 -> 8.*--out"):
-        train(changed, resume=True)
-
-
 def test_a_run_is_resumed_with_a_lower_learning_rate(plain, tmp_path):
     config, folder = plain
     before = shutil.copytree(folder, tmp_path / "before")
@@ -279,15 +265,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_left_where_it_is(plain):
     with pytest.raises(checkpoint.CheckpointError, match="step-00000013 does not fit this run"):
         train(replace(config, steps=20), resume=True)
     assert names_in(folder / "checkpoints") == ["step-00000012", "step-00000013"]
-
-
-def test_a_folder_in_use_is_refused(tmp_path):
-    config = tiny(out=str(tmp_path / "run"))
-    first = Run(config)
-    with pytest.raises(RuntimeError, match="in use by another process: wait for it, or give another --out"):
-        Run(config, resume=True)
-    first.close()
-    Run(config, resume=True).close()
 
 
 def test_a_start_that_fails_may_be_repeated(tmp_path):
