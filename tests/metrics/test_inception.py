@@ -8,7 +8,7 @@ from sklearn.datasets import load_sample_images
 
 from noisewise.metrics import inception
 from noisewise.metrics.features import features, pytorch_fid
-from noisewise.metrics.inception import Inception, check_sum, find_weights, load_inception, read_torchscript, read_weights
+from noisewise.metrics.inception import Inception, find_weights, load_inception, read_torchscript, read_weights
 
 try:
     PACKAGED = find_weights()
@@ -106,11 +106,6 @@ def test_a_damaged_package_is_refused_before_it_is_read(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=r"SHA-256 is .* not 7ff4a85c"):
         load_inception()
-
-
-def test_check_sum_takes_the_right_file(tmp_path):
-    (tmp_path / "abc").write_bytes(b"abc")
-    check_sum(tmp_path / "abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
 
 
 def test_missing_weights_say_what_to_install(tmp_path, monkeypatch):

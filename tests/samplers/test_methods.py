@@ -75,14 +75,6 @@ def test_cosmap_is_its_formula():
     torch.testing.assert_close(sampler.quantile(V), 1 - 1 / (torch.tan(math.pi / 2 * V) + 1), atol=1e-5, rtol=0)
 
 
-def test_shift_is_sd3s():
-    sampler = noisewise.recipe("shift:of=uniform,shift=3", Flow(), draws="stratified").sampler
-    u = sampler.sample(10_000).u.sort().values
-    v = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
-    torch.testing.assert_close(u.double(), 3 * v / (1 + 2 * v), atol=1e-3, rtol=0)
-    torch.testing.assert_close(Flow().log_snr(3 * v / (1 + 2 * v)), Flow().log_snr(v) - 2 * math.log(3), atol=1e-3, rtol=0)
-
-
 # Densities with known distribution functions -----------------------------------------------------------------------------
 
 
