@@ -8,7 +8,7 @@ import copy
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -49,15 +49,20 @@ def preserved_random_state(seed: int | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def preserved_buffers(model: nn.Module | None) -> Iterator[None]:
-    """Puts running statistics (BatchNorm and the like) back after the block."""
-    before = [] if model is None else [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+def put_back(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Tensors have their own values again after the block, bit for bit and in place."""
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+            for tensor, value in before:
+                tensor.copy_(value)
+
+
+def preserved_buffers(model: nn.Module | None) -> AbstractContextManager[None]:
+    """Puts running statistics (BatchNorm and the like) back after the block."""
+    return put_back(() if model is None else model.buffers())
 
 
 @contextmanager
@@ -176,15 +181,11 @@ class KeptParameters:
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """The kept parameters inside the block, today's after it, bit for bit."""
-        with torch.no_grad():
-            now = [(one, one.detach().clone()) for one, _ in self.kept]
-            try:
+        with put_back(one for one, _ in self.kept):
+            with torch.no_grad():
                 for one, value in self.kept:
                     one.copy_(value)
-                yield
-            finally:
-                for one, value in now:
-                    one.copy_(value)
+            yield
 
 
 class Snapshot:

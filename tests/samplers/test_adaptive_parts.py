@@ -1,6 +1,5 @@
 """What the parts of the adaptive sampler compute: selection, policy, rewards, presets."""
 
-import numpy as np
 import pytest
 import torch
 from sklearn.feature_selection import SelectKBest, f_regression
@@ -9,20 +8,18 @@ from torch import nn
 from noisewise import DDPM, EDM, AdaptiveSampler, Flow
 from noisewise.samplers import Mix, paper_celebahq, paper_cifar10, paper_imagenet
 from noisewise.samplers.adaptive.policy import BetaPolicy, beta_masses
-from noisewise.samplers.adaptive.selection import SELECTIONS, f_statistic
+from noisewise.samplers.adaptive.selection import SELECTIONS
 from noisewise.samplers.static import beta_cdf
 from noisewise.weighting import VLB
 from tests.samplers.toy import Toy
 
 
 @pytest.mark.parametrize("n", [3, 5, 20])
-def test_f_statistic_equals_scikit_learn(n):
+def test_the_selection_by_f_statistic_is_scikit_learns(n):
     generator = torch.Generator().manual_seed(n)
     columns = torch.randn(n, 200, generator=generator).double()
     columns[:, 17] = 3.0  # constant
     target = columns.sum(1)
-    theirs = f_regression(columns.numpy(), target.numpy())[0]
-    np.testing.assert_allclose(f_statistic(columns, target).numpy(), theirs, rtol=1e-6, atol=1e-9)
     chosen = set(SELECTIONS["f_statistic"](columns, 3).tolist())
     assert chosen == set(SelectKBest(f_regression, k=3).fit(columns.numpy(), target.numpy()).get_support(indices=True))
 
