@@ -100,8 +100,9 @@ class Draw:
         if len(draws) == 1:
             return draws[0]
         parts = {name: [getattr(draw, name) for draw in draws] for name in ("u", "time", "weight", "density", "x0", "r")}
-        whole = {name: torch.cat(part) for name, part in parts.items() if all(one is not None for one in part)}
-        return replace(draws[-1], **{**dict.fromkeys(parts), **whole})
+        joined: dict[str, Any] = dict.fromkeys(parts)
+        joined |= {name: torch.cat(part) for name, part in parts.items() if all(one is not None for one in part)}
+        return replace(draws[-1], **joined)
 
 
 def _joined(losses: Any) -> Tensor:
