@@ -96,7 +96,8 @@ def with_labels(model: nn.Module) -> Callable[[Tensor, Tensor, Tensor | None], T
     Labels go to the parameter of its forward named "labels", "class_labels" or "y"; without labels the parameter is left
     out. The output is the tensor itself, out of diffusers' `.sample` or the first of a tuple.
     """
-    keyword = _label_keyword(model)
+    parameters = inspect.signature(_innermost(model).forward).parameters
+    keyword = next((name for name in LABEL_NAMES if name in parameters), None)
 
     def call(x: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
         if labels is None:
@@ -109,11 +110,6 @@ def with_labels(model: nn.Module) -> Callable[[Tensor, Tensor, Tensor | None], T
         return _tensor(model(x, time, **{keyword: labels}))
 
     return call
-
-
-def _label_keyword(model: nn.Module) -> str | None:
-    parameters = inspect.signature(_innermost(model).forward).parameters
-    return next((name for name in LABEL_NAMES if name in parameters), None)
 
 
 def _innermost(model: nn.Module) -> nn.Module:

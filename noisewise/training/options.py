@@ -63,7 +63,7 @@ def with_files(arguments: Sequence[str], presets: Sequence[str] = ()) -> list[st
 
 def load_preset(name: str, *overrides: str) -> Config:
     """A preset as a Config, with overrides such as "--steps=100"."""
-    return _parsed(with_files(overrides, [name]))
+    return parse_config(_plain_parser(), with_files(overrides, [name]))
 
 
 def load_config(path: Path) -> Config:
@@ -237,10 +237,6 @@ def read_mapping(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ArgumentTypeError(f"{text!r} is no mapping: write names and values in braces, as in '{{size: 8}}'")
     return found
-
-
-def _parsed(arguments: list[str]) -> Config:
-    return parse_config(_plain_parser(), arguments)
 
 
 @cache

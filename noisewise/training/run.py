@@ -102,7 +102,9 @@ class Run:
         if config.log.trackers:
             check_name(config.name)
             inside(self.folder.path, self.folder.path / config.name)
-            self.accelerator.init_trackers(config.name, _scalars(config))
+            plain = (int, float, str, bool)  # what trackers take
+            settings = {name: value if isinstance(value, plain) else str(value) for name, value in flat(config).items()}
+            self.accelerator.init_trackers(config.name, settings)
 
     def _resolved(self, config: Config, parts: Parts) -> Config:
         """The configuration with all that follows from the data; tells which network was picked."""
@@ -347,11 +349,6 @@ def _with_stored_network(config: Config, file: Path) -> Config:
         if stored.name in MODELS
         else config
     )
-
-
-def _scalars(config: Config) -> dict[str, int | float | str | bool]:
-    """The settings as trackers want them."""
-    return {name: value if isinstance(value, int | float | str | bool) else str(value) for name, value in flat(config).items()}
 
 
 def _tracked(row: dict[str, Any]) -> dict[str, float]:
