@@ -86,10 +86,9 @@ class Objective:
     sigma_data: float = 0.5
 
     def __post_init__(self) -> None:
+        meant: str | None = self.prediction
         usual = check_process(self.process).usual_prediction
-        object.__setattr__(
-            self, "prediction", usual if self.prediction is None else WORDS.get(self.prediction, self.prediction)
-        )
+        object.__setattr__(self, "prediction", usual if meant is None else WORDS.get(meant, meant))
         check_prediction(self.prediction)
         if self.loss not in LOSS_KINDS:
             raise ValueError(f"unknown loss {self.loss!r}: choose one of {', '.join(LOSS_KINDS)}")

@@ -40,23 +40,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.config_file, self.metrics_file = path / "config.yaml", path / "metrics.jsonl"
+        self.checkpoints, self.samples = path / "checkpoints", path / "samples"
         self._lock: IO[str] | None = None
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples"
 
     def begin(self, config: Config, resume: bool) -> list[str]:
         """Make the folder, or check that the run in it is the one to be resumed; returns which settings it changes."""
