@@ -150,7 +150,8 @@ class RunningLoss(KeepsPrecision):
         count, _, total = self.sums
         limits = (total * (0.0064 * count).add((count - 4) ** -1.5, alpha=500))[where]  # NaN where too few were seen
         if self._calls < self.first:
-            limits = torch.where(limits.isnan(), 1e6 * squares.nanmedian(), limits)
+            median = squares.kthvalue((len(squares) + 1) // 2).values  # NaN counts as large; nanmedian would wait
+            limits = torch.where(limits.isnan(), 1e6 * median, limits)
         finite = squares < LARGEST**2
         return finite, finite & (squares > limits)
 
