@@ -150,7 +150,7 @@ class RunningLoss(KeepsPrecision):
         count, _, total = self.sums
         limits = (total * (0.0064 * count).add((count - 4) ** -1.5, alpha=500))[where]  # NaN where too few were seen
         if self._calls < self.first:
-            median = squares.kthvalue((len(squares) + 1) // 2).values  # NaN counts as large; nanmedian would wait
+            median = squares.sort().values[(len(squares) - 1) // 2]  # NaN counts as large; nanmedian would wait for a GPU
             limits = torch.where(limits.isnan(), 1e6 * median, limits)
         finite = squares < LARGEST**2
         return finite, finite & (squares > limits)
