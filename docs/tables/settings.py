@@ -121,12 +121,12 @@ def must_be_listed(maker: Callable[..., Any]) -> set[str]:
 
 
 def options(rows: Rows, group: str = "") -> None:
-    """The configuration: of the groups with a page of their own, or all others."""
+    """The configuration: of the groups with a page of their own all, of the others those that the page names."""
     apart, found = ("data", "model", "checkpoint"), {}
     for name, value in plain(Config()).items():
         if name == group or (not group and name not in apart):
             found |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
-    fill(rows, {name: _yaml(value) for name, value in found.items()})
+    fill(rows, {name: _yaml(value) for name, value in found.items()}, None if group else ())
 
 
 def options_of(rows: Rows, name: str) -> None:
