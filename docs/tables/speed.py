@@ -34,8 +34,10 @@ def millions(parameters: int) -> str:
     return f"{parameters / 1e6:.1f} M"
 
 
-def paths(model: str) -> str:
-    """Steps a second of every path with one network."""
+def paths(model: str = "") -> str:
+    """Steps a second of every path with one network, in detail; of both beside each other if none is named."""
+    if not model:
+        return _both()
     found = speeds(model)
     base = next(row["steps_per_second"] for row in found if row["path"] == BASELINE)
     heads = ["path", "steps a second (slowest to fastest)", "times `script, fp32`", "images a second"]
@@ -51,6 +53,17 @@ def paths(model: str) -> str:
         for row in found
     ]
     return table([*heads, "of the arithmetic peak", "GPU memory"], lines)
+
+
+def _both() -> str:
+    cells: dict[str, list[str]] = {}
+    for model in MODELS:
+        base = next(row["steps_per_second"] for row in speeds(model) if row["path"] == BASELINE)
+        for row in speeds(model):
+            speed = row["steps_per_second"]
+            cells.setdefault(f"`{row['path']}`", []).extend([f"{speed:.1f}", f"{speed / base:.2f}"])
+    heads = [head for model in MODELS for head in (millions(speeds(model)[0]["parameters"]), "over the script's")]
+    return table(["path", *heads], ([path, *found] for path, found in cells.items()))
 
 
 def earlier_paths() -> str:
@@ -116,10 +129,12 @@ HOW = {
 }
 
 
-def generation() -> str:
-    """Seconds for 5,000 images and their FID."""
+def generation(which: str = "") -> str:
+    """Seconds for 5,000 images and their FID; `short` leaves out other batches, the features and the first time."""
     lines = []
     for row in rows("generation.jsonl"):
+        if which == "short" and (row["batch"] != 500 or row["path"].endswith("first")):
+            continue
         cells = [row["precision"], row["batch"], f"{row['seconds']:.1f} s", f"{row['memory_gib']:.1f} GiB"]
         lines.append([WHAT[row["part"]], HOW[row["path"]], *cells])
     return table(["what", "how", "precision", "batch", "time", "GPU memory"], lines)
@@ -127,28 +142,13 @@ def generation() -> str:
 
 def checkpoint_cost() -> str:
     """What a checkpoint costs the loop, a row for each size and machine."""
-    heads = [
-        "parameters",
-        "files",
-        "machine",
-        "load",
-        "a step",
-        "the loop stands still",
-        "at work",
-        "a save takes",
-        "copy",
-    ]
+    heads = ["parameters", "machine", "load", "a step", "the loop stands still", "of it at work", "a save takes"]
     lines = [
         [
             millions(row["parameters"]),
-            f"{row['bytes'] / 1e9:.2f} GB",
             f"{row['cores']} CPU cores" if row["device"] == "cpu" else row["machine"],
             f"{row['load']:.0f}",
-            f"{row['step']:.2f} s",
-            f"{row['stopped']:.2f} s",
-            f"{row['stopped_cpu']:.2f} s",
-            f"{row['written']:.1f} s",
-            f"{row['copy_bytes'] / 1e9:.2f} GB",
+            *(f"{row[key]:.2f} s" for key in ("step", "stopped", "stopped_cpu", "written")),
         ]
         for row in rows("checkpoint_cost.jsonl")
     ]
