@@ -12,7 +12,7 @@ import yaml
 from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, AdaptiveSampler, Sampler
 from noisewise.data import SOURCES
 from noisewise.generation.solvers import default_solver
-from noisewise.models import MODELS, build_model
+from noisewise.models import build_model
 from noisewise.samplers.adaptive import ESTIMATORS
 from noisewise.samplers.learning import Learner
 from noisewise.spec import _parameters, build_process
@@ -130,10 +130,9 @@ def options(rows: Rows, group: str = "") -> None:
 
 
 def options_of(rows: Rows, name: str) -> None:
-    """The options of a network or of a source of data."""
-    left_out = ("shape", "classes") if name in MODELS else ("path", "split")
-    parameters = inspect.signature({**SOURCES, **MODELS}[name]).parameters.values()
-    fill(rows, {p.name: _yaml(p.default) for p in parameters if p.name not in left_out})
+    """The options of a source of data."""
+    parameters = inspect.signature(SOURCES[name]).parameters.values()
+    fill(rows, {p.name: _yaml(p.default) for p in parameters if p.name not in ("path", "split")})
 
 
 def _yaml(value: Any) -> str:
