@@ -67,7 +67,6 @@ MADE: dict[str, Callable[..., str]] = {
     "checkpoint-cost": speed.checkpoint_cost,
     # the demo, analyses, FID
     "demo": study.demo,
-    "demo-seeds": study.demo_seeds,
     "demo-losses": study.demo_losses,
     "found-gradients": study.gradients,
     "found-interdependence": study.interdependence,
@@ -90,7 +89,6 @@ FILLED: dict[str, Callable[..., None]] = {
     "estimator": settings.estimator,
     "options": settings.options,
     "options-of": settings.options_of,
-    "analysis": settings.analysis,
     "presets": settings.presets,
     "networks": settings.networks,
 }

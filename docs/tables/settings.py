@@ -1,7 +1,5 @@
 """Names and defaults of the code. Most tables have a column of words that stays as the page has it."""
 
-import argparse
-import importlib
 import inspect
 from collections.abc import Callable, Collection
 from typing import Any
@@ -16,7 +14,6 @@ from noisewise.models import build_model
 from noisewise.samplers.adaptive import ESTIMATORS
 from noisewise.samplers.learning import Learner
 from noisewise.spec import _parameters, build_process
-from noisewise.study.launch import add_launcher_options
 from noisewise.training.config import Config
 from noisewise.training.options import load_preset, plain, preset_names
 
@@ -138,21 +135,6 @@ def options_of(rows: Rows, name: str) -> None:
 def _yaml(value: Any) -> str:
     value = list(value) if isinstance(value, tuple) else value
     return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
-
-
-SHARED_FLAGS = ("--run", "--trust", "--preset", "--points", "--out", "--formats")  # by most analyses, explained once
-
-
-def analysis(rows: Rows, name: str) -> None:
-    """The flags of an analysis. What a flag does that is not given stays as the page says it."""
-    parser, launchers = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
-    importlib.import_module(f"noisewise.analysis.{name}").add_options(parser)
-    add_launcher_options(launchers)  # explained in comparing.md
-    elsewhere = {action.option_strings[0] for action in launchers._actions}
-    found = {action.option_strings[0]: action.default for action in parser._actions}
-    shown = {flag: None if default in (None, [], False) else str(default) for flag, default in found.items()}
-    shown = {flag: default for flag, default in shown.items() if flag not in elsewhere}
-    fill(rows, shown, set(shown) - set(SHARED_FLAGS))
 
 
 def presets(rows: Rows) -> None:
