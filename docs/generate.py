@@ -22,9 +22,9 @@ MADE: dict[str, Callable[..., str]] = {
     "measured": cards.measured,
     # CIFAR-10
     "front": cifar10.front,
-    "quality": cifar10.quality,
     "margins": cifar10.margins,
     "larger": cifar10.larger,
+    "methods": field.methods,
     "every-method": field.every_method,
     "unets": cifar10.unets,
     "cifar10-strata": cifar10.strata,
