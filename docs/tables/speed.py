@@ -34,10 +34,8 @@ def millions(parameters: int) -> str:
     return f"{parameters / 1e6:.1f} M"
 
 
-def paths(model: str = "") -> str:
-    """Steps a second of every path with one network, in detail; of both beside each other if none is named."""
-    if not model:
-        return _both()
+def paths(model: str) -> str:
+    """Steps a second of every path with one network."""
     found = speeds(model)
     base = next(row["steps_per_second"] for row in found if row["path"] == BASELINE)
     heads = ["path", "steps a second (slowest to fastest)", "times `script, fp32`", "images a second"]
@@ -53,17 +51,6 @@ def paths(model: str = "") -> str:
         for row in found
     ]
     return table([*heads, "of the arithmetic peak", "GPU memory"], lines)
-
-
-def _both() -> str:
-    cells: dict[str, list[str]] = {}
-    for model in MODELS:
-        base = next(row["steps_per_second"] for row in speeds(model) if row["path"] == BASELINE)
-        for row in speeds(model):
-            speed = row["steps_per_second"]
-            cells.setdefault(f"`{row['path']}`", []).extend([f"{speed:.1f}", f"{speed / base:.2f}"])
-    heads = [head for model in MODELS for head in (millions(speeds(model)[0]["parameters"]), "over the script's")]
-    return table(["path", *heads], ([path, *found] for path, found in cells.items()))
 
 
 def earlier_paths() -> str:
