@@ -35,8 +35,8 @@ import torch
 from rows import append
 from torch import Tensor
 
-from noisewise.analysis.gain_quality import spearman
 from noisewise.analysis.moments_of_training import RangeSampler, rewound
+from noisewise.analysis.predictor import spearman
 from noisewise.generation.run_samples import run_samples
 from noisewise.generation.solvers import Solver
 from noisewise.looking.validation import Validation

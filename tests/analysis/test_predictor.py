@@ -7,7 +7,8 @@ import torch
 from scipy import stats
 
 from noisewise.analysis import predictor
-from noisewise.analysis.gain_quality import (
+from noisewise.analysis.moments_of_training import fixed_noise
+from noisewise.analysis.predictor import (
     CHOICES,
     Without,
     credit_of,
@@ -18,7 +19,6 @@ from noisewise.analysis.gain_quality import (
     rolling_sets,
     spearman,
 )
-from noisewise.analysis.moments_of_training import fixed_noise
 from tests.training.tiny import advance, differing, own, tensors, tiny, trainer_of
 
 STEPS, LEVELS, IMAGES, QUEUE = 200, 30, 12, 20
