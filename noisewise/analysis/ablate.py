@@ -19,8 +19,8 @@ from noisewise.analysis.output import Analysis
 from noisewise.looking.palette import COLOURS, GREY
 from noisewise.samplers import SAMPLERS
 from noisewise.spec import Term, parse, split_specs
-from noisewise.study.budget import with_budget
 from noisewise.study.conduct import combinations, conduct
+from noisewise.study.job import with_budget
 from noisewise.study.launch import add_launcher_options, chosen_launcher
 from noisewise.study.outcome import Comparison, Outcome, Plan
 from noisewise.training.config import Config

@@ -14,8 +14,7 @@ import numpy as np
 from noisewise.looking.palette import methods_named
 from noisewise.report.charts import Chart, Line, Point
 from noisewise.study.outcome import Comparison, Outcome, read_comparison
-from noisewise.study.paired import mean_ratio
-from noisewise.study.summary import judged, metric_label
+from noisewise.study.summary import judged, mean_ratio, metric_label
 
 SCALES = {
     "toy": "the embedded digits, on two CPU cores",

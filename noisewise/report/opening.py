@@ -14,8 +14,7 @@ from noisewise.report.charts import time_unit
 from noisewise.report.html import Part, breakable, details, number
 from noisewise.report.subject import Subject
 from noisewise.study.findings import ENOUGH, findings, p_text
-from noisewise.study.paired import SEEDS
-from noisewise.study.summary import Summary, budget_unit, judged, metric_label, summarise
+from noisewise.study.summary import SEEDS, Summary, budget_unit, judged, metric_label, summarise
 from noisewise.training.config import Config
 
 KNOWN_DATA = {"digits": "handwritten digits", "cifar10": "CIFAR-10"}

@@ -8,8 +8,7 @@ from noisewise.samplers.gradient_variance import GradientVariance
 from noisewise.samplers.learning import Learner
 from noisewise.spec import build_process
 from noisewise.study.outcome import Comparison, Outcome
-from noisewise.study.paired import SEEDS, SIGNIFICANT
-from noisewise.study.summary import Summary, headline_images, metric_label, summarise
+from noisewise.study.summary import SEEDS, SIGNIFICANT, Summary, headline_images, metric_label, summarise
 
 FLAT = 1e-3  # how much a density may differ between noise levels and count as uniform
 ENOUGH = 5  # seeds; with fewer, even runs that all agree hardly give a small p

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from noisewise.study.budget import with_budget
+from noisewise.study.job import with_budget
 from noisewise.study.outcome import Comparison, Evaluation, Failure, Outcome, Plan, read_comparison, write_failure
 from noisewise.training.options import as_yaml
 from tests.training.tiny import tiny

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from noisewise.study.job import Job, record_failure
-from noisewise.study.launch.launcher import Launcher
+from noisewise.study.job import Job, Launcher, record_failure
 from noisewise.study.outcome import read_outcome
 from noisewise.training.run_folder import replace_file
 from noisewise.training.signals import StopRequest
