@@ -16,8 +16,8 @@ import torch
 
 from noisewise.commands.cli import main
 from noisewise.commands.compare import doubts
-from noisewise.study.job import with_budget
 from noisewise.study.conduct import alone, combinations, conduct, run_name
+from noisewise.study.job import with_budget
 from noisewise.study.launch import Local
 from noisewise.study.outcome import Evaluation, Outcome, Plan, read_comparison
 from noisewise.training.config import Config, DataConfig, EMAConfig
