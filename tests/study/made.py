@@ -108,6 +108,12 @@ def write_run(outcome):
         write_failure(outcome.folder, outcome.config, outcome.failure)
 
 
+def rewrite(folder, change):
+    """What `change` makes of each row of a run's metrics; None leaves it out."""
+    rows = [change(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
+
+
 def training_rows(outcome):
     """Rows as the trainer writes them; the density of all samplers but uniform leans on little noise, more so with time."""
     last = outcome.evaluations[-1] if outcome.evaluations else None

@@ -1,7 +1,6 @@
 """Tables and sentences hold the numbers, and say no more than the seeds allow."""
 
 import io
-import json
 import math
 import re
 from dataclasses import replace
@@ -13,7 +12,7 @@ from scipy import stats
 from noisewise.study.outcome import Failure, read_comparison
 from noisewise.study.summary import Spread, summarise
 from noisewise.study.table import explanation, findings, print_table, spread_text, table_columns, table_rows
-from tests.study.made import compared, curve, planted
+from tests.study.made import compared, curve, planted, rewrite
 
 LONG = "adaptive:estimator=lookahead,target=(minsnr),correction=none"
 
@@ -339,9 +338,7 @@ def late_sentences(folder, sampler):
     made = planted(folder, curves({"uniform": [20], sampler: [10]}))
     assert not any(late in sentence for sentence in findings(made)), "the planted densities are not flat"
     run = next(one.folder for one in made.outcomes if one.sampler == sampler)
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    flat = [{**row, "density_by_level": [1.0] * 50} if "density_by_level" in row else row for row in rows]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in flat))
+    rewrite(run, lambda row: {**row, "density_by_level": [1.0] * 50} if "density_by_level" in row else row)
     return [sentence for sentence in findings(read_comparison(folder)) if late in sentence]
 
 
