@@ -265,10 +265,17 @@ def _summary(runs: Runs, pairs: list[_Pair], baseline: bool, metric: str | None,
     """All but what depends on the other samplers."""
     first = next(iter(runs.values()))
     ends = [run.final for run in runs.values() if run.final is not None]
-    curves = {seed: _curve(run, metric) for seed, run in runs.items() if run.final is not None}
+    curves = {
+        seed: [Point(one.step, one.seconds, judged(one, metric)) for one in run.evaluations]
+        for seed, run in runs.items()
+        if run.final is not None
+    }
     mine, theirs = _values(pairs, metric)
     beside = all(pair.side_by_side for pair in pairs)
-    reached = tuple(_reached(pair.seed, curves[pair.seed], target) for pair, target in zip(pairs, theirs, strict=True))
+    reached = tuple(
+        Reached(pair.seed, *(first_reached(curves[pair.seed], target) or (None, None)))
+        for pair, target in zip(pairs, theirs, strict=True)
+    )
     return Summary(
         process=first.process,
         sampler=first.sampler,
@@ -307,15 +314,6 @@ def _pairs(runs: Runs, base: Runs, comparison: Comparison) -> list[_Pair]:
 
 def _values(pairs: list[_Pair], metric: str | None) -> tuple[list[float], list[float]]:
     return [judged(pair.mine, metric) for pair in pairs], [judged(pair.theirs, metric) for pair in pairs]
-
-
-def _curve(run: Outcome, metric: str | None) -> list[Point]:
-    return [Point(one.step, one.seconds, judged(one, metric)) for one in run.evaluations]
-
-
-def _reached(seed: int, curve: Sequence[Point], target: float) -> Reached:
-    found = first_reached(curve, target)
-    return Reached(seed, None, None) if found is None else Reached(seed, *found)
 
 
 def _speedup(theirs: Sequence[float], needed: Sequence[float | None]) -> float | None:

@@ -11,7 +11,7 @@ from scipy import stats
 
 from noisewise.study.outcome import Failure, read_comparison
 from noisewise.study.summary import Spread, summarise
-from noisewise.study.table import explanation, findings, print_table, spread_text, table_columns, table_rows
+from noisewise.study.table import explanation, findings, print_table, spread_text, table_columns
 from tests.study.made import compared, curve, planted, rewrite
 
 LONG = "adaptive:estimator=lookahead,target=(minsnr),correction=none"
@@ -23,9 +23,9 @@ def curves(values, process="linear", first=(60, 50)):
 
 def rows(comparison):
     """By sampler, a dict from headings to cells."""
-    headings, cells = table_rows(summarise(comparison))
-    assert all(len(row) == len(headings) for row in cells)
-    return {row[headings.index("sampler")]: dict(zip(headings, row, strict=True)) for row in cells}
+    summaries = summarise(comparison)
+    columns = table_columns(summaries)
+    return {one.sampler: {column.heading: column.cell(one) for column in columns} for one in summaries}
 
 
 def printed(comparison, width, colour=False):
@@ -291,9 +291,7 @@ def test_the_schedule_is_named_where_there_are_several():
     said = findings(EVERYTHING)
     assert any(sentence.startswith("minsnr on cosine: ") for sentence in said)
     assert any(sentence.startswith("minsnr on linear: ") for sentence in said)
-    headings, cells = table_rows(summarise(EVERYTHING))
-    assert (headings[:2], {row[0] for row in cells}) == (["schedule", "sampler"], {"linear", "cosine"})
-    assert table_rows([]) == ([], [])
+    assert list(rows(EVERYTHING)["uniform"])[:2] == ["schedule", "sampler"]
     assert not any(" on linear" in sentence for sentence in findings(compared(curves({"uniform": [2], "minsnr": [1]}))))
 
 
