@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from noisewise.study.outcome import FAILURE, LOG, Failure, checked, write_failure
+from noisewise.study.outcome import FAILURE, LOG, Failure, checked, read_outcome, write_failure
 from noisewise.training.checkpoint import steps_in
 from noisewise.training.config import Config
 from noisewise.training.plain_files import open_new, read_plain
@@ -46,6 +46,11 @@ class Job:
     @property
     def folder(self) -> Path:
         return Path(self.config.out or "")
+
+    @property
+    def status(self) -> str:
+        """What the run's folder says of it, as in `Outcome`."""
+        return read_outcome(self.folder).status if (self.folder / "config.yaml").is_file() else "unfinished"
 
 
 class Launcher(ABC):

@@ -5,13 +5,15 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from noisewise.data import Source, open_named
-from noisewise.generation.images import BATCH, Decoder, make_decoder, save_grid, to_uint8
+from noisewise.generation.images import BATCH, make_decoder, save_grid, to_uint8
 from noisewise.generation.replay import Replay
 from noisewise.generation.run_samples import headline_solver, quick_solver, run_samples
 from noisewise.generation.solvers import Solver
@@ -32,6 +34,7 @@ CPU_IMAGES, CPU_REAL_IMAGES = 250, 1000  # where Inception runs on a CPU and nob
 SHOWN, COLUMNS = 64, 8  # samples in a picture
 
 
+Made = TypeVar("Made")
 Watch = Callable[[str, float], None]  # told what is being done, and which share of it is; may raise to end an evaluation
 
 
@@ -59,12 +62,12 @@ def evaluate(
     quick, full = quick_solver(run.config), headline_solver(run.config)
     samples = run_samples(run, images, watched(check, "generating", quick.steps * -(-images // BATCH)), solver=quick)
     few = trainer.device.type == "cpu" and images <= CPU_IMAGES and headline is None
-    wanted = ("fid", "error") if share == 1 else ("fid",)
-    metric, distance, error = distance_and_error(run, [samples], tell, check, wanted, real=CPU_REAL_IMAGES if few else None)
+    real = CPU_REAL_IMAGES if few else None
+    metric, distance, error = distance_to_data(run, [samples], tell, check, error=share == 1, real=real)
     more = None
     if headline is not None and metric is not None:
         made = [samples] if full == quick else []
-        _, more = distance_to_data(run, continued(run, made, headline, full, check, size=images), tell, check)
+        _, more, _ = distance_to_data(run, continued(run, made, headline, full, check, size=images), tell, check)
     if trainer.device.type == "cuda":
         torch.cuda.empty_cache()  # other runs may share the device, and recordings took gigabytes
     return Evaluation(
@@ -132,17 +135,16 @@ def draw(run: Run, samples: Tensor) -> str | None:
 
 
 # loading Inception takes seconds, as does telling by the data's fingerprint which statistics are theirs; both are needed again
-_NETWORKS: dict[tuple[str, tuple[int, ...], str], Network] = {}
-_NAMED: dict[str, Source] = {}
-_DECODERS: dict[str, Decoder] = {}
+_KEPT: dict[Any, Any] = {}
 _REAL: WeakKeyDictionary[Source, Reference] = WeakKeyDictionary()
 
 
-def _network(source: Source, device: str) -> Network:
-    key = (source.name, source.shape, device)
-    if key not in _NETWORKS:
-        _NETWORKS[key] = choose_network(source, device)
-    return _NETWORKS[key]
+def kept(key: object, make: Callable[[], Made]) -> Made:
+    """What was made for this key before in this process."""
+    if key not in _KEPT:
+        _KEPT[key] = make()
+    made: Made = _KEPT[key]
+    return made
 
 
 def real_images(run: Run) -> Source | None:
@@ -151,9 +153,7 @@ def real_images(run: Run) -> Source | None:
     if planned.data is None:
         return own if own.image else None
     key = json.dumps([planned.data, planned.data_options], sort_keys=True)
-    if key not in _NAMED:
-        _NAMED[key] = open_named(planned.data, options=planned.data_options)
-    return _NAMED[key]
+    return kept(("named", key), partial(open_named, planned.data, options=planned.data_options))
 
 
 def as_images(run: Run, samples: Tensor) -> Tensor:
@@ -162,40 +162,32 @@ def as_images(run: Run, samples: Tensor) -> Tensor:
     if latents is None:
         return samples
     key = json.dumps([latents, str(device)], sort_keys=True)
-    if key not in _DECODERS:
-        _DECODERS[key] = make_decoder(latents, device)
-    return _DECODERS[key](samples)
+    return kept(("decoder", key), lambda: make_decoder(latents, device))(samples)
 
 
 def distance_to_data(
-    run: Run, samples: Iterable[Tensor], tell: Callable[[str], None], check: Watch = nothing, *, real: int | None = None
-) -> tuple[str | None, float | None]:
-    """FID, or its like for the digits, of samples in parts; nothing if they are no images, or without Inception's weights.
-
-    `real` is how many of the real images count, where that is Inception's work; all by default.
-    """
-    return distance_and_error(run, samples, tell, check, metrics=("fid",), real=real)[:2]
-
-
-def distance_and_error(
     run: Run,
     samples: Iterable[Tensor],
     tell: Callable[[str], None],
     check: Watch = nothing,
-    metrics: tuple[str, ...] = ("fid", "error"),
     *,
+    error: bool = False,
     real: int | None = None,
 ) -> tuple[str | None, float | None, float | None]:
-    """The same, with the distance's standard error."""
+    """Name, value and, with `error`, standard error of the distance of samples in parts: FID, or its like for the digits.
+
+    Nothing if they are no images, or without Inception's weights. `real` is how many of the real images count, where that is
+    Inception's work; all by default.
+    """
     source, device = real_images(run), run.trainer.device
     if source is None:
         if run.trainer.parts.latents is not None:
             tell("no FID: these are latents, name the real images to compare with by --data, as in --data folder:images")
         return None, None, None
     try:
-        network = _network(source, str(device))
-    except FileNotFoundError as error:
-        tell(f"no FID: {error}")
+        network = kept((source.name, source.shape, str(device)), lambda: choose_network(source, str(device)))
+    except FileNotFoundError as missing:
+        tell(f"no FID: {missing}")
         return None, None, None
     if source not in _REAL:
         count = real if network.metric == "fid" else None
@@ -207,8 +199,9 @@ def distance_and_error(
             progress=lambda done: check("real images", done / min(count or len(source), len(source))),
         )
     images = (to_uint8(as_images(run, part)) for part in samples)
+    wanted = ("fid", "error") if error else ("fid",)
     found = compare_images(
-        images, _REAL[source], network, device, metrics, progress=lambda done: check(f"features of {done}", 1.0)
+        images, _REAL[source], network, device, wanted, progress=lambda done: check(f"features of {done}", 1.0)
     )
     return network.metric, float(found[network.metric]), found.get(f"{network.metric}_error")
 

@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
+from noisewise.study.findings import explanation, findings
 from noisewise.study.outcome import Failure, read_comparison
 from noisewise.study.summary import Spread, summarise
-from noisewise.study.table import explanation, findings, print_table, spread_text, table_columns
+from noisewise.study.table import print_table, spread_text, table_columns
 from tests.study.made import compared, curve, planted, rewrite
 
 LONG = "adaptive:estimator=lookahead,target=(minsnr),correction=none"
