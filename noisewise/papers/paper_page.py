@@ -80,7 +80,10 @@ def _part(section: Section, name: str) -> Part:
         best = {(_lowest([row[column] for row in one.rows]), column) for column in one.lowest}
         rows = [
             f'<tr><th scope="row">{escape(row[0])}</th>'
-            + "".join(f"<td>{_cell(cell, (i, column) in best)}</td>" for column, cell in enumerate(row[1:], 1))
+            + "".join(
+                f"<td><b>{escape(cell)}</b></td>" if (i, column) in best else f"<td>{escape(cell)}</td>"
+                for column, cell in enumerate(row[1:], 1)
+            )
             + "</tr>"
             for i, row in enumerate(one.rows)
         ]
@@ -95,10 +98,6 @@ def _part(section: Section, name: str) -> Part:
         for what, path in section.pictures.items()
     ]
     return Part(name, section.title, "".join([charts, *html, *pictures]), data)
-
-
-def _cell(text: str, best: bool) -> str:
-    return f"<b>{escape(text)}</b>" if best else escape(text)
 
 
 def _lowest(cells: list[str]) -> int:
