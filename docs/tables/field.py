@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from noisewise.analysis.gain_quality import spearman
+from noisewise.analysis.predictor import spearman
 from noisewise.levels import middles
 from noisewise.looking.validation import Validation
 from noisewise.objective import Objective

@@ -7,8 +7,7 @@ from noisewise.analysis.cost_model import PAPER_STEP, published
 from noisewise.analysis.density import median
 from noisewise.analysis.increments import increments as areas
 from noisewise.spec import build_process
-from noisewise.study.paired import holm, mean_ratio, paired_test
-from noisewise.study.summary import Point, first_reached
+from noisewise.study.summary import Point, first_reached, holm, mean_ratio, paired_test
 from noisewise.training.options import load_preset
 
 from . import rows, table
