@@ -43,10 +43,12 @@ def open_array(
     file = split_file(path, split)
     key = None if key is None else str(key)  # a key such as 0 arrives as a number
     beside = file.with_name(f"{file.stem}_labels.npy")
+    found: Labelled
     if file.suffix == ".npy":
-        values, labels = Mapped(file), load_npy(beside) if beside.is_file() else None
+        found = Mapped(file), load_npy(beside) if beside.is_file() else None
     else:
-        values, labels = pick(file, load_many(file), key)
+        found = pick(file, load_many(file), key)
+    values, labels = found
     if values.dtype == np.uint8:
         channels_last, shape = picture_layout(file, values.shape, channels_last)
     else:
