@@ -10,8 +10,7 @@ from torch import nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from noisewise.metrics.digits_features import digits_features
-from noisewise.metrics.frechet import Moments, features_distance, frechet_distance, moments_distance
-from noisewise.metrics.uncertainty import bootstrap, fid_infinity
+from noisewise.metrics.frechet import Moments, bootstrap, features_distance, fid_infinity, frechet_distance, moments_distance
 from tests.metrics.sets import digits, gaussian
 from tests.metrics.test_inception import natural_images
 from tests.torchrun import run_ranks
