@@ -172,7 +172,7 @@ def warn_if_few(count: int, dim: int) -> None:
 
 
 # Its spread over resamples, and its value at infinitely many samples, need the features, not only their moments. Each resample
-# or size costs one covariance (n d^2) and one distance: about 1 s for 2,048 dimensions on two cores (benchmarks/frechet_cost.py).
+# or size costs one covariance (n d^2) and one distance: about 1 s for 2,048 dimensions on two cores (benchmarks/frechet_cost).
 LEVEL = 0.95  # of intervals
 POINTS = 15  # sizes that a line is fitted to
 
