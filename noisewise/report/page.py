@@ -8,7 +8,7 @@ from string import Template
 from typing import Any
 
 from noisewise.report import opening, sections, tables
-from noisewise.report.html import as_json, breakable, colour, per_schedule, swatch
+from noisewise.report.html import as_json, breakable, choice, colour, per_schedule, swatch
 from noisewise.report.subject import Subject, read_subject
 from noisewise.training.run_folder import replace_file
 from noisewise.training.writing import writing
@@ -84,12 +84,7 @@ def controls(subject: Subject) -> str:
     )
     bar = f'<div class="toggles" role="group" aria-label="Methods shown"><span class="what">Show</span>{toggles}</div>'
     if len(subject.schedules) > 1:
-        choices = "".join(
-            f'<label><input type="radio" name="schedule" id="schedule-{i}" data-schedule-choice="{i}"{" checked" * (i == 0)}>'
-            f"<span>{escape(name)}</span></label>"
-            for i, name in enumerate(subject.schedules)
-        )
-        bar += f'<div class="choice schedules" role="group" aria-label="Noise schedule">{choices}</div>'
+        bar += choice("schedule", "Noise schedule", {str(i): name for i, name in enumerate(subject.schedules)}, "0")
     return f'<div class="controls">{bar}</div>'
 
 
