@@ -190,7 +190,6 @@ Tell = Callable[[str], None]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What to look at, and how closely."""
     add_subject(parser, budget="800it", points=4)
     parser.add_argument("--levels", type=int, default=20, help="noise levels, in the middle of equal intervals of u")
     parser.add_argument("--rows", type=int, default=128, help="samples at each level")

@@ -193,7 +193,6 @@ def _over_log_snr(axis: Any, found: dict[str, Increments]) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `noisewise analyze increments`."""
     parser.add_argument(
         "--schedules",
         default="linear,cosine,quadratic,edm,flow",

@@ -36,7 +36,6 @@ APART = 0.05  # a distance of the bounds, as a share of the loss, that is worth 
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which data, and how closely."""
     parser.add_argument("--run", type=Path, help="the folder of a run: its training data; the result is kept there too")
     parser.add_argument("--preset", action="append", default=[], help="or the data and the process of this preset")
     parser.add_argument("--levels", type=int, default=50, help="noise levels, in the middle of equal intervals of u")

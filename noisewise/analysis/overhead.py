@@ -274,7 +274,6 @@ def section_9() -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `noisewise analyze overhead`."""
     samplers = "adaptive,adaptive:estimator=lookahead,strata=4,horizon=2,gradient_variance,paper_cifar10"
     parser.add_argument("--preset", action="append", default=[], help="settings of the model and the data; default: digits")
     parser.add_argument("--samplers", default=samplers, help="specs, separated by commas")

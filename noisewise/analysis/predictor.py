@@ -95,11 +95,6 @@ def rolling_sets(changes: Tensor, size: int, queue: int, queue_images: int, sele
     return torch.stack([select(rows[step - queue : step], size) for step in range(queue, steps)])
 
 
-def random_sets(levels: int, size: int, steps: int, seed: int) -> Tensor:
-    """(steps, size): one random set of levels, the same for each step."""
-    return torch.randperm(levels, generator=torch.Generator().manual_seed(seed))[:size].expand(steps, size)
-
-
 def quality(changes: Tensor, sets: Tensor, selection: str) -> Quality:
     """Of one choice of levels, (steps, size), for those steps' changes, (steps, levels, samples)."""
     images = changes.shape[2]
@@ -133,13 +128,16 @@ def qualities(changes: Tensor, sizes: list[int], queue: int, queue_images: int =
     for size in sizes:
         for name, select in CHOICES.items():
             found.append(quality(later, rolling_sets(changes, size, queue, queue_images, select), name))
-        found.append(_of_random_sets(later, [random_sets(levels, size, len(later), seed) for seed in range(RANDOM_SETS)]))
+        found.append(of_random_sets(later, size))
     every = torch.arange(levels).expand(len(later), levels)
     return [*found, quality(later, every, "all")]
 
 
-def _of_random_sets(changes: Tensor, sets: list[Tensor]) -> Quality:
-    each = [quality(changes, one, "random") for one in sets]
+def of_random_sets(changes: Tensor, size: int) -> Quality:
+    """The mean over some sets of levels, each the same for all steps."""
+    steps, levels, _ = changes.shape
+    orders = [torch.randperm(levels, generator=torch.Generator().manual_seed(seed)) for seed in range(RANDOM_SETS)]
+    each = [quality(changes, order[:size].expand(steps, size), "random") for order in orders]
     names = ("few_pearson", "few_spearman", "one_pearson", "one_spearman")
     means = {name: sum(getattr(one, name) for one in each) / len(each) for name in names}
     few = torch.tensor([one.few_pearson for one in each])
@@ -254,7 +252,6 @@ NAMES = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """How many steps, on what grid, and which sizes of S."""
     add_subject(parser, budget="400it", points=2)
     parser.add_argument("--steps", type=int, default=80, help="training steps at each moment; the first --queue are for S only")
     parser.add_argument("--levels", type=int, default=40, help="noise levels of the grid")

@@ -15,7 +15,6 @@ from noisewise.commands.parser import Parser
 
 
 def add_options(parser: Parser) -> None:
-    """Those of all analyses; each has more of its own."""
     parser.description = __doc__
     parser.set_defaults(settings=[])
     common = Parser(add_help=False)

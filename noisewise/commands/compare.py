@@ -35,7 +35,6 @@ OF_THE_CONFIGURATION = -1  # images of --headline without a number
 
 
 def add_options(parser: Parser) -> None:
-    """The options besides the settings."""
     parser.description = __doc__
     parser.set_defaults(settings=[])
     parser.add_argument("--preset", action="append", default=[], help="begin with the settings of a preset")

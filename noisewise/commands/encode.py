@@ -17,7 +17,6 @@ from noisewise.training.options import read_mapping
 
 
 def add_options(parser: Parser) -> None:
-    """The options."""
     parser.description = __doc__
     parser.add_argument("--data", required=True, help="where the images lie")
     parser.add_argument("--source", default="folder", choices=sorted(SOURCES), help="what they are (default: folder)")

@@ -30,7 +30,6 @@ NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy",
 
 
 def add_options(parser: Parser) -> None:
-    """The options."""
     parser.description = __doc__
     parser.add_argument("run", type=Path, help="the folder of a run, or one of its checkpoints")
     parser.add_argument("--count", type=int, default=64, help="how many")

@@ -16,7 +16,6 @@ from noisewise.report.server import serving
 
 
 def add_options(parser: Parser) -> None:
-    """The options."""
     parser.description = __doc__
     parser.add_argument("target", type=Path, help="the folder of a run, or the --out of noisewise compare")
     parser.add_argument("--out", type=Path, help="the HTML file; by default report.html in that folder")

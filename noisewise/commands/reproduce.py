@@ -22,7 +22,6 @@ DONE = "commands.txt"  # those that have come to their end in a folder
 
 
 def add_options(parser: Parser) -> None:
-    """The options."""
     parser.description = __doc__
     parser.set_defaults(settings=[])
     parser.add_argument("items", nargs="*", metavar="ITEM", help=f"{', '.join(STUDIES)}, or all")

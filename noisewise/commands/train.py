@@ -20,7 +20,6 @@ from noisewise.training.signals import StopRequest
 
 
 def add_options(parser: Parser) -> None:
-    """The options besides the settings."""
     parser.description, parser.more_help = __doc__, settings_help
     parser.set_defaults(settings=[])
     parser.add_argument(
