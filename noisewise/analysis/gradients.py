@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from noisewise.analysis.moments_of_training import add_subject, in_evaluation, middles, moments, read
+from noisewise.analysis.moments_of_training import add_subject, middles, moments, read
 from noisewise.analysis.output import Analysis, Watch, lines_over_noise, name_moments, new_figure, noise_axis, plain_axis
 from noisewise.feedback import preserved_buffers, preserved_random_state
+from noisewise.looking.validation import evaluation_mode
 from noisewise.models import with_labels
 from noisewise.noise import normals
 from noisewise.processes import Process
@@ -281,7 +282,7 @@ def measure_levels(
 ) -> list[GradientStatistics]:
     """The statistics at each of these noise levels; the trainer stays as it was."""
     losses, model, found = weighted_losses(trainer, weighting.to(trainer.device)), trainer.model, []
-    with preserved_random_state(STREAM % 2**31), preserved_buffers(model), in_evaluation(model):
+    with preserved_random_state(STREAM % 2**31), preserved_buffers(model), evaluation_mode(model):
         model.train(dropout)
         for i, level in enumerate(u.tolist()):
             samples = samples_at(trainer, level, rows, i)

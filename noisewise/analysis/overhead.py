@@ -11,6 +11,7 @@ import math
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -41,25 +42,15 @@ WIDTHS = {"unet": "channels", "dit": "width", "uvit": "width"}
 LEAST = 5  # rounds of a measurement
 
 
-class Counter:
-    """Samples that go through a model, forward alone and for gradients."""
-
-    def __init__(self) -> None:
-        self.forward = self.trained = 0
-
-    def count(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Take note of a call of the model."""
-        if torch.is_grad_enabled():
-            self.trained += len(arguments[0])
-        else:
-            self.forward += len(arguments[0])
-
-
 @contextmanager
-def counting(model: nn.Module) -> Iterator[Counter]:
-    """Counts within the block."""
-    counter = Counter()
-    handle = model.register_forward_pre_hook(counter.count)
+def counting(model: nn.Module) -> Iterator[Counter[str]]:
+    """Counts samples that go through a model within the block: "forward" alone, and "trained", for gradients."""
+    counter: Counter[str] = Counter()
+
+    def count(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        counter["trained" if torch.is_grad_enabled() else "forward"] += len(arguments[0])
+
+    handle = model.register_forward_pre_hook(count)
     try:
         yield counter
     finally:
@@ -131,7 +122,7 @@ def counted(trainer: Trainer, recipe: Recipe) -> tuple[int, int]:
     """Samples that the sampler sends through the model in a step with an update: forward alone, and for gradients."""
     with counting(trainer.model) as counter:
         step(trainer, recipe, update=True)
-    return counter.forward, counter.trained - trainer.config.batch
+    return counter["forward"], counter["trained"] - trainer.config.batch
 
 
 def timed(trainer: Trainer, uniform: Recipe, other: Recipe, seconds: float) -> Times:

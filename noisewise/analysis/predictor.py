@@ -27,10 +27,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from noisewise.analysis.gradients import chosen_weighting
-from noisewise.analysis.moments_of_training import FixedNoise, add_subject, fixed_noise, in_evaluation, moments, rewound
+from noisewise.analysis.moments_of_training import FixedNoise, add_subject, fixed_noise, moments, rewound
 from noisewise.analysis.output import Analysis, Watch, new_figure, plain_axis
 from noisewise.feedback import evaluate
 from noisewise.looking.palette import COLOURS
+from noisewise.looking.validation import evaluation_mode
 from noisewise.samplers.adaptive.selection import SELECTIONS, Selection, by_f_statistic
 from noisewise.samplers.base import Draw, Sampler
 from noisewise.training.trainer import Trainer
@@ -208,11 +209,11 @@ def leave_one_out(
     rows = torch.arange(count, device=device).repeat_interleave(levels)
     u = fixed.u.to(device).repeat(count)
     probe = partial(evaluate, loss_at, rows, u, most=512, seed=STREAM % 2**31, model=trainer.model)
-    with in_evaluation(trainer.network):
+    with evaluation_mode(trainer.network):
         before = probe()
     with rewound(trainer):
         trainer.training_step()
-        with in_evaluation(trainer.network):
+        with evaluation_mode(trainer.network):
             after = probe()
         reached = _objective(trainer, fixed, weight)
     caused = []

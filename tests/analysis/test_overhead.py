@@ -87,7 +87,7 @@ def test_predicted_samples_are_those_that_go_through_the_model(trainer, spec):
     assert [counted(trainer, other) for _ in range(2)] == [samples, samples]
     with counting(trainer.model) as counter:
         step(trainer, other, update=False)
-    assert (counter.forward, counter.trained) == (0, trainer.config.batch)
+    assert (counter["forward"], counter["trained"]) == (0, trainer.config.batch)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_updates_come_as_often_in_training_as_predicted(trainer, spec, steps):
     with counting(trainer.model) as counter:
         for _ in range(steps):
             trainer.training_step()
-    spent = counter.forward + 3 * (counter.trained - steps * trainer.config.batch)
+    spent = counter["forward"] + 3 * (counter["trained"] - steps * trainer.config.batch)
     assert spent == pytest.approx(cost.a_step() * steps)
     assert 1 + spent / (3 * steps * trainer.config.batch) == pytest.approx(
         cost_model.overhead(other.sampler, trainer.config.batch)
