@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from noisewise.papers.evidence import SCALES, Section, Study
-from noisewise.report.html import Part, as_json, details, table
-from noisewise.report.page import fill
+from noisewise.report.html import Part, details, table
+from noisewise.report.page import bound
 from noisewise.report.sections import row_of
 from noisewise.study.outcome import Plan
 from noisewise.training.run_folder import replace_file
@@ -51,23 +51,16 @@ def render(name: str, study: Study, scale: str, folder: Path, sections: list[Sec
     """The whole page."""
     parts = [_part(one, f"part-{i}") for i, one in enumerate(sections)]
     parts.append(Part("settings", "Settings, and how to repeat it", _commands(name, study, scale, folder)))
-    data = {key: value for part in parts for key, value in part.data.items()}
     facts = {"scale": f"{scale}: {SCALES[scale]}", "source": study.source, "takes": study.scales[scale].takes}
     pairs = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts.items())
     said = "".join(f"<li>{escape(note)}</li>" for note in study.notes)
-    body = "\n".join(
-        [
-            "<main>",
-            f'<header><p class="eyebrow">noisewise reproduce {escape(name)}</p><h1>{escape(study.title)}</h1>',
-            _said("The paper", study.says),
-            _said("Ours", found),
-            f'<ul class="said">{said}</ul><dl class="facts">{pairs}</dl></header>',
-            *(part.section() for part in parts),
-            f'<script type="application/json" id="data">{as_json(data)}</script>',
-            "</main>",
-        ]
-    )
-    return fill(body, f"noisewise: {study.source}, {scale}")
+    top = [
+        f'<header><p class="eyebrow">noisewise reproduce {escape(name)}</p><h1>{escape(study.title)}</h1>',
+        _said("The paper", study.says),
+        _said("Ours", found),
+        f'<ul class="said">{said}</ul><dl class="facts">{pairs}</dl></header>',
+    ]
+    return bound(top, parts, f"noisewise: {study.source}, {scale}", {})
 
 
 def _said(who: str, what: str) -> str:
