@@ -71,7 +71,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--metrics", default="fid", help=f"comma-separated, of {', '.join(distances.METRICS)}; none for no images"
     )
-    parser.add_argument("--preprocessing", default="pytorch-fid", choices=OF_INCEPTION)
+    parser.add_argument(
+        "--preprocessing", default="pytorch-fid", choices=OF_INCEPTION, help="how images are resized for Inception"
+    )
     parser.add_argument(
         "--features",
         default="inception",
