@@ -106,20 +106,17 @@ def _embedded(path: Path) -> str:
 
 def _commands(name: str, study: Study, scale: str, folder: Path) -> str:
     made = study.scales[scale]
-    lines = "\n".join(shlex.join(["noisewise", *words]) for words in made.words(folder))
+    commands = made.words(folder)
+    lines = "\n".join(shlex.join(["noisewise", *words]) for words in commands)
     html = f"<pre>{escape(f'noisewise reproduce {name} --scale {scale}')}</pre>"
     html += f"<p>which is</p><pre>{escape(lines)}</pre>"
-    reports = [Path(words[-1]) / "report.html" for words in made.words(folder) if words[0] == "compare"]
-    links = "".join(
-        f'<li><a href="{escape(str(path.relative_to(folder)))}">{escape(str(path.relative_to(folder)))}</a></li>'
-        for path in dict.fromkeys(reports)
-        if path.is_file()
-    )
+    outs = dict.fromkeys(Path(words[-1]) for words in commands if words[0] == "compare")
+    reports = [escape(str(out.relative_to(folder) / "report.html")) for out in outs if (out / "report.html").is_file()]
+    links = "".join(f'<li><a href="{report}">{report}</a></li>' for report in reports)
     if links:
         html += f"<p>The whole comparisons, with every run, curve and setting:</p><ul class='files'>{links}</ul>"
     if made.needs:
         html += f"<p>It needs {escape(made.needs)}.</p>"
-    outs = dict.fromkeys(Path(words[-1]) for words in made.words(folder) if words[0] == "compare")
     settings = [out / "runs" / Plan.read(out).runs[0] / "config.yaml" for out in outs]
     return html + "".join(
         details(f"Settings of {path.parent.name}", f"<pre>{escape(path.read_text())}</pre>") for path in settings
