@@ -217,7 +217,6 @@ def chosen_config(options: argparse.Namespace, rest: list[str]) -> Config:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Run the comparison and draw it."""
     changes = chosen_changes(options.sampler, options.setting, options.values)
     config, folder = chosen_config(options, rest), Path(options.out) / "ablate"
     samplers = list(dict.fromkeys([BASELINE, *(change.spec for change in changes)]))

@@ -269,7 +269,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Collect densities and draw them."""
     if rest:
         raise ValueError(f"unknown option {rest[0]!r}: density takes --run, --comparison, --samplers and --process")
     given = [bool(options.run), options.comparison is not None, options.samplers is not None]

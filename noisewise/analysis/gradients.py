@@ -58,7 +58,6 @@ class Samples:
         return len(self.u)
 
     def part(self, rows: slice) -> "Samples":
-        """Some of them."""
         return Samples(self.x0[rows], self.noise[rows], self.u[rows], None if self.labels is None else self.labels[rows])
 
 
@@ -214,7 +213,6 @@ def chosen_weighting(spec: str) -> Weighting:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Measure at each moment, and draw."""
     weighting, rows, size = chosen_weighting(options.objective), options.rows, options.micro_batch
     size = next(part for part in range(max(1, rows // 16), 0, -1) if rows % part == 0) if size is None else size
     u = middles(options.levels)
@@ -295,7 +293,6 @@ def measure_levels(
 
 
 def row_of(step: int, method: str, process: Process, u: Tensor, found: GradientStatistics) -> dict[str, Any]:
-    """One line of the table."""
     return {
         "step": step,
         "u": round(float(u), 6),
@@ -314,7 +311,6 @@ def row_of(step: int, method: str, process: Process, u: Tensor, found: GradientS
 
 
 def findings(u: Tensor, found: list[tuple[int, str, list[GradientStatistics]]]) -> list[str]:
-    """What the numbers say."""
     says = []
     for step, _, levels in (found[0], found[-1])[: len(found)]:
         variance = torch.tensor([level.variance for level in levels])
@@ -327,7 +323,6 @@ def findings(u: Tensor, found: list[tuple[int, str, list[GradientStatistics]]]) 
 
 
 def cost(levels: int, rows: int, count: int, method: str, parameters: int) -> str:
-    """What it took."""
     how = "one gradient a sample" if method == "per_sample" else "gradients of independent micro-batches"
     return (
         f"Cost: {levels} levels x {rows} samples x {count} moments = {levels * rows * count:,} samples forward and backward "

@@ -201,7 +201,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Find and draw the areas of each schedule."""
     if rest:
         raise ValueError(f"unknown option {rest[0]!r}: increments takes --schedules, --out and --formats")
     if not options.schedules.strip():

@@ -141,7 +141,6 @@ def matrix_of(trials: list[Trial]) -> Matrix:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Measure at each moment, and draw."""
     strata = strata_ranges(options.strata)
     shown: list[Range] = options.range or list(SHOWN)
     extra = [asked for asked in shown if asked not in strata]

@@ -48,7 +48,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Compute, or find what was computed before, and draw."""
     for name, least in (("levels", 1), ("images", 2), ("references", 0)):
         if getattr(options, name) < least:
             raise ValueError(f"--{name} must be >= {least}, got {getattr(options, name)}")
@@ -110,7 +109,6 @@ def rows_of(found: OptimalLoss, held_out: tuple[int, Tensor] | None) -> list[dic
 
 
 def findings(found: OptimalLoss) -> list[str]:
-    """What the numbers say."""
     counts = "all references" if found.exact else f"{found.references:,} of them references at a time"
     trusted = ~found.memorised
     errors = (found.error / found.loss)[trusted].tolist()

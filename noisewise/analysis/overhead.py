@@ -235,7 +235,6 @@ def _measured(rows: list[dict[str, Any]]) -> tuple[list[float], list[list[float]
 
 
 def sentence(row: dict[str, Any]) -> str:
-    """One row in words."""
     account = "" if row["published"] is None else f", by the paper's own account {row['published']:.3f}"
     same = "as predicted" if abs(row["counted"] - row["predicted"]) < 1e-9 else f"predicted were {row['predicted']:.3f}"
     return (
@@ -294,7 +293,6 @@ def settings(lists: dict[str, list[int]]) -> Iterator[tuple[str, dict[str, int]]
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Measure every sampler at every setting."""
     if not options.seconds > 0:
         raise ValueError(f"--seconds must be positive, got {options.seconds}")
     texts = {"parameters": options.widths, "batch": options.batches, "T": options.steps_of_process}

@@ -165,7 +165,6 @@ class Credit:
     samples: int
 
     def rows(self) -> list[dict[str, Any]]:
-        """For the table of the predictor."""
         both = ((self.size, self.few), (self.levels, self.every))
         return [
             {"selection": "credit", "size": size, "one_pearson": found[0], "one_spearman": found[1], "steps": self.samples}
@@ -173,7 +172,6 @@ class Credit:
         ]
 
     def finding(self) -> str:
-        """In words."""
         return (
             f"over {self.samples} samples of one batch, the reward correlates {self.few[0]:+.2f} with the gain that the sample "
             f"itself caused ({self.every[0]:+.2f} with all levels; chance alone gives up to ±{2 / self.samples**0.5:.2f})."
@@ -187,7 +185,6 @@ class Without:
         self.sampler, self.row, self.drawn = sampler, row, False
 
     def sample(self, x0: Tensor) -> Draw:
-        """As the sampler, but for that row."""
         draw = self.sampler.sample(x0)
         if self.drawn:
             return draw
@@ -195,7 +192,6 @@ class Without:
         return replace(draw, weight=draw.weight.index_fill(0, torch.tensor([self.row], device=draw.weight.device), 0.0))
 
     def observe(self, *args: Any) -> AbstractContextManager[None]:
-        """As the sampler."""
         return self.sampler.observe(*args)
 
 
@@ -265,7 +261,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Measure at each moment, and draw."""
     weighting, sizes = chosen_weighting(options.target), parse_sizes(options.sizes, options.levels)
     if options.queue < 3:
         raise ValueError(f"--queue must be >= 3, for a correlation to select by, got {options.queue}")

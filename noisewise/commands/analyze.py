@@ -37,7 +37,6 @@ def take_run(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the analysis and write what it found."""
     from noisewise.analysis.output import write_analysis
 
     if args.analysis is None:

@@ -67,7 +67,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan the runs, bring them to their end, and write what came of them."""
     words = [word.partition("=")[0] for word in args.settings]
     if "--sampler" in words or "--seed" in words:
         raise ValueError("compare takes --samplers and --seeds, not --sampler and --seed")

@@ -33,7 +33,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Open the images, encode them, and say where the latents are."""
     from noisewise.data.encoding import encode  # which needs diffusers: seconds
 
     source = open_data(args.source, args.data, split=args.split, options=args.options)

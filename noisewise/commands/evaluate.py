@@ -101,7 +101,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure what is asked for, print it and write it down."""
     device = prepare_processes(place(args.device))
     metrics = () if args.metrics == "none" else distances.check_metrics(name.strip() for name in args.metrics.split(","))
     args.target = args.target.absolute()

@@ -104,7 +104,6 @@ def make_set(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the images, and write them in the format that is asked for."""
     if args.count < 1:
         raise ValueError(f"--count must be >= 1, got {args.count}")
     device = prepare_processes(place(args.device))

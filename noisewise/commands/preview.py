@@ -66,7 +66,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print, write and draw."""
     if args.out is not None and not args.out.suffix:
         raise ValueError(f"--out {args.out}: give the picture an ending, such as {args.out}.png")
     objective = read_objective(args)

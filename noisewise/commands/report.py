@@ -27,7 +27,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and the figures, or serve it."""
     formats = [name.strip() for name in args.formats.split(",")]
     if unknown := [name for name in formats if name not in FORMATS]:
         raise ValueError(f"--formats {unknown[0]!r}: choose from {', '.join(FORMATS)}")

@@ -35,7 +35,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make what is missing, and write the pages."""
     if args.list or not args.items:
         print(listed(args.scale))
         return 0

@@ -48,7 +48,6 @@ def settings_help() -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, or say what it would take."""
     parser, resume = config_parser(), args.resume or args.resume_from is not None
     stored = Path(args.out) / "config.yaml" if args.out and resume else None
     given = with_files([*args.settings, *(["--out", args.out] if args.out else [])], args.preset)
