@@ -337,10 +337,11 @@ def test_seconds_of_runs_that_shared_a_gpu_are_those_of_their_steps_alone(benchm
         {"spec": "uniform", "ratio": 1.0, "steps_per_second": 100.0},
         {"spec": "adaptive", "ratio": 1.02, "steps_per_second": 98.0},
         {"spec": "paper_cifar10", "ratio": 1.2, "steps_per_second": 83.0},
+        {"spec": "adaptive:estimator=reinforce", "ratio": 1.6, "steps_per_second": 62.0},
     ]
     cost = rebuild.Cost(rows)
     expected = {"uniform": 0.01, "minsnr:gamma=5": 0.01, "adaptive": 0.0102, "adaptive:floor=0.5+p2": 0.0102}
-    expected |= {"paper_cifar10:normalise=true+minsnr": 0.012}
+    expected |= {"paper_cifar10:normalise=true+minsnr": 0.012, "adaptive:estimator=reinforce,floor=0": 0.016}
     assert {spec: cost.step_seconds(spec) for spec in expected} == pytest.approx(expected)
     with pytest.raises(ValueError, match="no cost of logit_normal was measured"):
         cost.step_seconds("logit_normal")

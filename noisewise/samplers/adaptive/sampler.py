@@ -37,19 +37,16 @@ class AdaptiveSampler(Learner):
         process: the objective, that is the noising process and what the model predicts; or the process alone, if the model
             predicts what is usual there, as in `Objective(process)`.
         estimator: how to learn; one of `ESTIMATORS`, or a class. Its own settings may follow as keywords.
-        floor: the share of uniform mass, so that no noise level is ever starved; by default the estimator's own: 0.35 for
-            `loss`, where it also bounds the importance weights (docs/adaptive.md), and 0.2 for the others.
-        strata: how many intervals of u are told apart (no more than a discrete process has timesteps); by default as many as
-            suit the estimator.
+        floor: the share of uniform draws, so that no noise level is starved and importance weights stay bounded; by default
+            0.35 for `loss`, 0.2 for the others.
+        strata: how many intervals of u, at most one a timestep; by default the estimator's own.
         over: "u" for intervals of equal reference probability, "log_snr" for intervals of equal log SNR.
-        correction: importance weights; by default the estimator's own: "target" for `loss`, so that the target is what is
-            trained, and "none" for the others, where the sampler is the weighting.
-        target: the weighting of the objective that is to fall; by default the loop's own `weighting`. Without one it is
-            Min-SNR where the correction is "target": with it U-Nets made better pictures (docs/adaptive.md).
-        draws: how the numbers of a batch are made; in strata by default, so that each batch has its share of every noise level:
-            the same density with less noise, for nothing (docs/adaptive.md).
-        collapse: the learned density's effective width, exp(entropy), below which it counts as collapsed: a warning is given,
-            the density goes back to uniform and the estimator starts anew.
+        correction: importance weights; by default "target" for `loss`, which trains the target, and "none" for the others,
+            where the sampler is the weighting.
+        target: the weighting of the objective to lower; by default the loop's `weighting`. Without one it is Min-SNR where
+            the correction is "target", and the plain loss otherwise.
+        draws: how a batch is drawn; by default in strata, so that each batch has its share of every noise level.
+        collapse: a density narrower than this, exp(entropy), goes back to uniform with a warning, and is learned anew.
         settings: `weighting`, `objective` and `seed` of all learning samplers; the estimator's own.
     """
 
