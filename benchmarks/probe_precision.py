@@ -16,7 +16,7 @@ from rows import append
 
 from noisewise.analysis.gain_quality import spearman
 from noisewise.analysis.moments_of_training import opened
-from noisewise.feedback import KeptParameters, evaluate, in_float32
+from noisewise.feedback import KeptParameters, at_precision, evaluate
 from noisewise.samplers.adaptive.selection import by_grid
 from noisewise.samplers.base import LossAt
 from noisewise.training.options import load_preset
@@ -73,12 +73,7 @@ def losses(trainer: Trainer, loss_at: LossAt, x0: torch.Tensor, kind: str) -> to
     levels = (by_grid(torch.zeros(2, process.steps, device=x0.device), CHOSEN) + 0.5) / process.steps
     u, rows = levels.repeat_interleave(len(x0)), torch.arange(len(x0), device=x0.device).repeat(CHOSEN)
     model = trainer.network
-    if kind == "float32":
-        with in_float32(model):
-            found = evaluate(loss_at, rows, u, most=8 * len(x0), seed=7, model=model)
-    else:
-        with torch.autocast(x0.device.type, torch.bfloat16):
-            found = evaluate(loss_at, rows, u, most=8 * len(x0), seed=7, model=model)
+    found = evaluate(at_precision(loss_at, kind, model), rows, u, most=8 * len(x0), seed=7, model=model)
     return (VLB(normalise=False).weights(trainer.objective, u) * found).double()
 
 

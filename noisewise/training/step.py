@@ -48,6 +48,7 @@ class Step:
 
     graphed = False  # whether a subclass records it
     ready = False  # whether it is recorded
+    aside = 0.0  # seconds within steps that were spent on getting ready
 
     def __init__(self, config: Config, parts: Parts, accelerator: Accelerator, weighting: Weighting) -> None:
         self.config, self.parts, self.accelerator = config, parts, accelerator
@@ -101,6 +102,10 @@ class Step:
                 return self.objective.losses(call or self.call, x0[rows], u, None, chosen)
 
         return losses
+
+    def probes(self, x0: Tensor, labels: Tensor | None) -> LossAt:
+        """The same for samplers, which ask for the same shapes again and again."""
+        return self.loss_at(x0, labels)
 
     # What is captured in graphs -------------------------------------------------------------------------------------
 

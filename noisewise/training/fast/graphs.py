@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from noisewise.models import with_labels
 from noisewise.samplers import Draw
+from noisewise.samplers.base import LossAt
 from noisewise.training.fast.fuse import unfuse
 from noisewise.training.fast.update import FusedMove, fused_move
 from noisewise.training.step import Step, first_line
@@ -36,8 +37,12 @@ class GraphedStep(Step):
     fused: FusedMove | None = None  # what moves the weights while it is recorded
     in_graph: FusedMove | None = None  # what the graph then holds
     unrepeatable: str | None = None  # what of the network adds in no fixed order, if anything does
+    stale = False  # whether a probe could not be recorded, which may have given torch's generator another state
+    pool: Any = None  # of memory, which all graphs share
+    stream: torch.cuda.Stream | None = None  # on which all are recorded
 
     def make_ready(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
         if not self.ready:
             self._record(tell)
         if not self.ready:
@@ -78,6 +83,9 @@ class GraphedStep(Step):
         with self._state_put_back():
             self.run_gradients, self.run_update = self._recorded() if record else (self._gradients, self._update)
         self.gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        from noisewise.training.fast.probes import Probes  # which needs what is defined below
+
+        self.prober = Probes(self, record)
         self.micro, self.ready = 0, True
 
     def _compiled(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
@@ -86,9 +94,10 @@ class GraphedStep(Step):
 
     def _recorded(self) -> tuple[Callable[[], None], Callable[[], None]]:
         # on a stream of its own from the first step on: autograd remembers the stream on which a parameter was first used
-        stream = torch.cuda.Stream(self.device)
+        self.stream = stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        gradients, update, pool = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        gradients, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self.pool = pool = torch.cuda.graph_pool_handle()
         with torch.cuda.stream(stream), repeatable_kernels():
             self._first_gradients()
             for _ in range(WARM_UP):
@@ -148,7 +157,12 @@ class GraphedStep(Step):
 
     # What the trainer calls -----------------------------------------------------------------------------------------
 
+    def probes(self, x0: Tensor, labels: Tensor | None) -> LossAt:
+        return self.prober.of(x0, labels) if self.ready else super().probes(x0, labels)
+
     def clear(self) -> None:
+        if self.ready and self.stale:
+            self._record_anew()
         if not self.ready:
             super().clear()
             return
@@ -159,6 +173,12 @@ class GraphedStep(Step):
         if self.running_buffers:
             torch._foreach_copy_(self.buffers_before, self.running_buffers)
         self.micro = 0
+
+    def _record_anew(self) -> None:
+        """The step's graphs would go on with the generator's old state, and so with one noise for good."""
+        why_not, self.ready, self.stale = self.prober.why_not, False, False
+        self._record(self.tell)
+        self.prober.why_not = why_not
 
     def _zero_gradients(self) -> None:
         """Also where the graph adds to them while the parameters do not show them (`set_aside_gradients`)."""
