@@ -349,6 +349,7 @@ def test_seconds_of_runs_that_shared_a_gpu_are_those_of_their_steps_alone(benchm
 def test_the_cost_of_a_method_is_that_of_its_blocks_over_uniforms_of_the_same_round(benchmark, monkeypatch):
     method_cost = benchmark("method_cost")
     trainer = argparse.Namespace(objective=Objective(DDPM.linear()), device=torch.device("cpu"), network=None, optimizer=None)
+    trainer.arithmetic = None
     monkeypatch.setattr(method_cost, "protocol_trainer", lambda *_: trainer)
     clocks, calls = iter([9.0, 9.0, 1.0, 1.1, 2.0, 2.1, 4.0, 4.4]), []
 

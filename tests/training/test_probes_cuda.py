@@ -92,9 +92,9 @@ def test_precisions_differ_and_each_keeps_its_own(made):
 def test_recorded_gradients_are_those_of_the_plain_path_and_leave_the_steps_own_alone(made, count):
     rows, u = levels(count)
     weight = torch.linspace(0.5, 1.5, count, device="cuda")
-    grads = [parameter.grad for parameter in made.parameters]
-    values = [gradient.clone() for gradient in grads]
     for _ in range(2):
+        grads = [parameter.grad for parameter in made.parameters]
+        values = [gradient.clone() for gradient in grads]
         found = []
         for loss_at in both(made):
             with preserved_random_state(5), set_aside_gradients(made.parameters) as backward:
@@ -104,7 +104,6 @@ def test_recorded_gradients_are_those_of_the_plain_path_and_leave_the_steps_own_
         assert all(parameter.grad is gradient for parameter, gradient in zip(made.parameters, grads, strict=True))
         assert all(torch.equal(gradient, value) for gradient, value in zip(grads, values, strict=True))
         made.training_step()
-        values = [gradient.clone() for gradient in grads]
     assert made.arithmetic.prober.why_not is None
 
 
