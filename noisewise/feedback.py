@@ -183,7 +183,7 @@ def at_precision(
         return loss_at
     own = getattr(loss_at, "at_precision", None)
     if own is not None:
-        return own(precision)  # type: ignore[no-any-return]
+        return own(precision)
 
     def losses(rows: Any, u: Tensor) -> Any:
         with computing_in(precision, model):

@@ -255,11 +255,11 @@ class ReinforceEstimator(Estimator):
             self.selected.copy_(self.select(self.queue[-int(self.filled) :], self.chosen))
 
     def _update_policy(self, sampler: "AdaptiveSampler", draw: Draw, rewards: Tensor) -> None:
+        """One step of the policy, unless there is nothing finite to learn from; that is decided on the device, as waiting for
+        it would leave it idle."""
         finite = torch.isfinite(rewards)
         rewards = torch.where(finite, rewards, 0.0).double()
         n, total, squares = distributed.gather_sum(torch.stack([finite.double(), rewards, rewards**2]).sum(1))
-        if float(n) == 0:
-            return
         advantage = self._advantage(rewards.float(), (total / n).float(), (squares / n).float())
         x0 = draw.u.new_zeros(draw.rows, 1) if draw.x0 is None else draw.x0[-draw.rows :]
         with torch.enable_grad():
@@ -269,15 +269,13 @@ class ReinforceEstimator(Estimator):
             parameters = list(policy.parameters())
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
             policy.requires_grad_(False)
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        flat = distributed.gather_sum(flat)
-        if not bool(torch.isfinite(flat).all()):
-            sampler.skipped.note(torch.ones((), device=flat.device))
-            return
+        flat = distributed.gather_sum(torch.cat([gradient.flatten() for gradient in gradients]))
+        usable = torch.isfinite(flat).all()
+        sampler.skipped.note(~usable & (n > 0))
         adam.step(parameters, flat)
         with torch.no_grad():
-            updated = self.masses(x0).double().sum(0)
-            sampler.settle(distributed.gather_sum(updated))
+            updated = distributed.gather_sum(self.masses(x0).double().sum(0))
+            sampler.settle(torch.where(usable, updated, torch.nan))  # which is no density, and changes nothing
 
     def merit(self, sampler: "AdaptiveSampler", draw: Draw, x0: Tensor, advantage: Tensor) -> Tensor:
         """(B,), whose gradient the policy climbs."""
@@ -295,7 +293,8 @@ class ReinforceEstimator(Estimator):
         if not self.normalise:
             return rewards
         rate = 0.1
-        self.reward.lerp_(torch.stack([mean, square, torch.ones_like(mean)]), rate)
+        latest = torch.stack([mean, square, torch.ones_like(mean)])
+        self.reward.lerp_(torch.where(torch.isfinite(latest).all(), latest, self.reward), rate)
         baseline, second = self.reward[0] / self.reward[2], self.reward[1] / self.reward[2]
         deviation = (second - baseline**2).clamp(min=0).sqrt()
         return (rewards - baseline) / deviation.clamp(min=1e-12)

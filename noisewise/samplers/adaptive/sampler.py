@@ -4,6 +4,7 @@ Estimators differ in how they learn; strata, floor, target, correction and state
 """
 
 import inspect
+import math
 import warnings
 from contextlib import AbstractContextManager
 from typing import Any
@@ -106,13 +107,12 @@ class AdaptiveSampler(Learner):
     def settle(self, mass: Tensor) -> None:
         """Take the masses that an estimator has learned (for all data, or the mean over a batch), unless they have collapsed.
 
-        Called at updates only: it waits for the device.
+        Called at updates only: unless `collapse` is 0 it waits for the device.
         """
-        self.skipped.warn()
         mass = mass.detach().double()
         mass = mass / mass.sum().clamp(min=1e-30)
         widths = self.table.widths.double()
-        width = float(torch.exp(-torch.special.xlogy(mass, mass / widths).sum()))
+        width = float(torch.exp(-torch.special.xlogy(mass, mass / widths).sum())) if self.collapse else math.inf
         if width < self.collapse:
             warnings.warn(
                 f"the adaptive sampler has collapsed at step {self.step}: all but {width:.2%} of the noise levels were "
