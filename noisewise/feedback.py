@@ -9,6 +9,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -207,6 +208,28 @@ def differentiate(
         return
     for parameter, gradient in found:
         parameter.grad = gradient
+
+
+Replayer = Callable[..., Any]
+"""(call, module, *tensors) -> call(*tensors), where the call reads nothing but the tensors and the module's weights."""
+
+_replayer: ContextVar[Replayer | None] = ContextVar("replayer", default=None)
+
+
+@contextmanager
+def replaying(replayer: Replayer) -> Iterator[None]:
+    """Inside the block, `replayed` leaves its calls to this: to a training loop that can record them."""
+    token = _replayer.set(replayer)
+    try:
+        yield
+    finally:
+        _replayer.reset(token)
+
+
+def replayed(call: Callable[..., Any], module: nn.Module, *tensors: Tensor) -> Any:
+    """call(*tensors), which reads nothing else but the module's weights; as a recording where the loop makes them."""
+    replayer = _replayer.get()
+    return call(*tensors) if replayer is None else replayer(call, module, *tensors)
 
 
 class KeptParameters:

@@ -15,7 +15,7 @@ from noisewise import distributed
 from noisewise.feedback import preserved_buffers
 from noisewise.looking.monitor import Monitor
 from noisewise.models import with_labels
-from noisewise.samplers import Draw
+from noisewise.samplers import Draw, Sampler
 from noisewise.samplers.base import LossAt
 from noisewise.training import optimizer as optimization
 from noisewise.training.components import Parts
@@ -103,8 +103,12 @@ class Step:
 
         return losses
 
+    def draw(self, sampler: Sampler, x0: Tensor) -> Draw:
+        """Noise levels of a micro-batch."""
+        return sampler.sample(x0)
+
     def probes(self, x0: Tensor, labels: Tensor | None) -> LossAt:
-        """The same for samplers, which ask for the same shapes again and again."""
+        """As `loss_at`, for samplers, which ask for the same shapes again and again."""
         return self.loss_at(x0, labels)
 
     # What is captured in graphs -------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ class Trainer:
             seed_torch(stream_key(config.seed, STEP, self.step, micro, distributed.rank()) >> 1)
             x0, labels = self.batches.get(self.samples + micro * config.micro_batch)
             labels = labels if self.parts.classes else None
-            draws.append(self.sampler.sample(x0))
+            draws.append(arithmetic.draw(self.sampler, x0))
             losses.append(arithmetic.backward(x0, labels, draws[-1], last=micro == config.accumulation - 1))
         with self.sampler.observe(draws, losses, self.arithmetic.probes(x0, labels)):
             arithmetic.update(draws, losses)

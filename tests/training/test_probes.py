@@ -9,7 +9,7 @@ from torch import nn
 
 from noisewise.feedback import at_precision, differentiate, evaluate, preserved_random_state, set_aside_gradients
 from noisewise.training.config import ModelConfig
-from noisewise.training.fast import GraphedStep, choose, probes
+from noisewise.training.fast import GraphedStep, choose, probes, recording
 from tests.training.test_fast import fixed_buffers  # noqa: F401
 from tests.training.tiny import DIT, advance, own, tensors, tiny, trainer_of
 
@@ -28,6 +28,11 @@ def ready(**changes):
     assert made.arithmetic.ready
     made.training_step()
     return made
+
+
+def without_a_device(call, inputs):
+    """What a recording is on a machine that has none: a failure."""
+    return recording.Recording(call, inputs, None)
 
 
 def both(made):
@@ -117,10 +122,8 @@ def test_where_recording_fails_the_run_goes_on_as_without_it_and_says_so_once(sa
     config = tiny(model=own("Own", dropout=0.3), sampler=sampler)
     whole = trainer_of(config)
     rows = advance(whole, config.steps)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")  # it is tried, and fails as there is no device
+    monkeypatch.setattr(probes, "Buffered", without_a_device)
     made = trainer_of(config)
-    made.warm_up()
-    made.arithmetic.prober.record = True
     with pytest.warns(RuntimeWarning, match="kernel by kernel") as heard:
         again = advance(made, config.steps)
     assert len([one for one in heard if "kernel by kernel" in str(one.message)]) == 1
@@ -134,10 +137,9 @@ def test_where_recording_fails_the_run_goes_on_as_without_it_and_says_so_once(sa
 
 
 def test_a_step_is_recorded_anew_after_a_probe_that_could_not_be(fixed_buffers, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(probes, "Buffered", without_a_device)
     made = ready()
     first = made.arithmetic.prober
-    first.record = True
     recorded, _ = both(made)
     with pytest.warns(RuntimeWarning, match="kernel by kernel"), torch.no_grad():
         recorded(torch.arange(4), torch.full((4,), 0.5))
@@ -146,7 +148,7 @@ def test_a_step_is_recorded_anew_after_a_probe_that_could_not_be(fixed_buffers, 
     assert made.arithmetic.ready
     assert not made.arithmetic.stale
     assert made.arithmetic.prober is not first
-    assert made.arithmetic.prober.why_not == first.why_not
+    assert made.arithmetic.prober.reasons == first.reasons
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error")
         both(made)[0](torch.arange(4), torch.full((4,), 0.5))
@@ -166,6 +168,25 @@ def test_recording_is_off_the_clock(fixed_buffers, monkeypatch):  # noqa: F811
         made.timed_step()
     assert made.arithmetic.aside >= 0.5
     assert made.seconds <= time.perf_counter() - begun - 0.5
+
+
+@pytest.mark.parametrize("sampler", ["paper_cifar10", "adaptive:estimator=reinforce", "mix:of=paper_cifar10,floor=0.2"])
+def test_draws_are_those_of_the_plain_path(sampler, fixed_buffers):  # noqa: F811
+    made = ready(sampler=sampler)
+    for kind in ("as it is", "moved", "loaded"):
+        if kind == "moved":
+            with torch.no_grad():
+                for name, value in made.sampler.named_parameters():
+                    value.add_(0.01 * torch.randn_like(value)) if "policy" in name else None
+        if kind == "loaded":
+            made.sampler.load_state_dict(made.sampler.state_dict())
+        x0, _ = made.batches.get(made.samples)
+        mine = made.arithmetic.draw(made.sampler, x0)
+        made.sampler.micro -= 1
+        theirs = made.sampler.sample(x0)
+        assert torch.equal(mine.u, theirs.u)
+        assert torch.equal(mine.density, theirs.density)
+    assert made.arithmetic.prober.recorded == 1
 
 
 def test_a_plain_step_hands_samplers_the_plain_losses():

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisewise.feedback import replayed
 from noisewise.levels import check_size
 from noisewise.objective import Objective
 from noisewise.processes import Process
@@ -149,11 +150,15 @@ class AdaptiveSampler(Learner):
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         if x0 is None or not self.conditional:
             return super()._draw(v, None)
-        rows = self.estimator.rows(self, x0)
-        u = rows.quantile(v)
-        density = rows.density(u)
+        u, density = replayed(self._draw_rows, self.estimator, v, x0)
         mass = self.masses(x0) if self.correction.needs_mean else None
         return u, density, self._weight(u, density, None if mass is None else (mass, mass / self.table.widths))
+
+    def _draw_rows(self, v: Tensor, x0: Tensor) -> tuple[Tensor, Tensor]:
+        """u and its density, for a density that depends on the data."""
+        rows = self.estimator.rows(self, x0)
+        u = rows.quantile(v)
+        return u, rows.density(u)
 
     def _kept(self, x0: Tensor | None) -> Tensor | None:
         return x0 if self.conditional else None

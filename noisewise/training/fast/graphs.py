@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from noisewise.feedback import replaying
 from noisewise.models import with_labels
-from noisewise.samplers import Draw
+from noisewise.samplers import Draw, Sampler
 from noisewise.samplers.base import LossAt
 from noisewise.training.fast.fuse import unfuse
 from noisewise.training.fast.update import FusedMove, fused_move
@@ -157,6 +158,12 @@ class GraphedStep(Step):
 
     # What the trainer calls -----------------------------------------------------------------------------------------
 
+    def draw(self, sampler: Sampler, x0: Tensor) -> Draw:
+        if not self.ready:
+            return super().draw(sampler, x0)
+        with replaying(self.prober.replay):
+            return sampler.sample(x0)
+
     def probes(self, x0: Tensor, labels: Tensor | None) -> LossAt:
         return self.prober.of(x0, labels) if self.ready else super().probes(x0, labels)
 
@@ -176,9 +183,9 @@ class GraphedStep(Step):
 
     def _record_anew(self) -> None:
         """The step's graphs would go on with the generator's old state, and so with one noise for good."""
-        why_not, self.ready, self.stale = self.prober.why_not, False, False
+        reasons, self.ready, self.stale = self.prober.reasons, False, False
         self._record(self.tell)
-        self.prober.why_not = why_not
+        self.prober.reasons = reasons
 
     def _zero_gradients(self) -> None:
         """Also where the graph adds to them while the parameters do not show them (`set_aside_gradients`)."""

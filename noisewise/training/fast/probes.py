@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,15 @@ if TYPE_CHECKING:
 KEPT = 16  # recordings, of which all share one memory
 
 
-class Probes:
-    """Recordings of a step's network.
+class Known(NamedTuple):
+    recording: Buffered
+    premise: Premise
 
-    What cannot be recorded is called kernel by kernel for good, after one warning; `why_not` says why.
+
+class Probes:
+    """Recordings of a step's network, and of what samplers compute for a draw.
+
+    A kind of call that cannot be recorded is made kernel by kernel for good, after one warning; `reasons` says why.
 
     Args:
         step: whose network, precision, stream and memory they have.
@@ -39,14 +44,18 @@ class Probes:
     def __init__(self, step: "GraphedStep", record: bool = True) -> None:
         self.step, self.record = step, record
         self.parameters = [value for value in step.network.parameters() if value.requires_grad]
-        self.why_not: str | None = None
-        self._known: dict[Hashable, Buffered] = {}  # latest use last
-        self._premise = Premise(step.network)
+        self.reasons: dict[str, str] = {}
+        self._known: dict[Hashable, Known] = {}  # latest use last
 
     @property
     def recorded(self) -> int:
         """How many recordings there are."""
         return len(self._known)
+
+    @property
+    def why_not(self) -> str | None:
+        """The first reason why something is not recorded."""
+        return next(iter(self.reasons.values()), None)
 
     def of(self, x0: Tensor, labels: Tensor | None) -> "RecordedLosses":
         """The function that gives losses of this batch's rows at any noise levels."""
@@ -55,18 +64,23 @@ class Probes:
     def losses(self, x0: Tensor, labels: Tensor | None, u: Tensor, precision: str | None = None) -> Tensor:
         """One a sample, without gradients."""
         call = partial(self._losses, precision)
-        found = self._recording(("losses", precision), call, (x0, labels, u))
+        found = self._recording("losses", precision, call, self.step.network, (x0, labels, u))
         return call(x0, labels, u) if found is None else found(x0, labels, u).clone()
 
     def gradients(
         self, x0: Tensor, labels: Tensor | None, u: Tensor, weight: Tensor
     ) -> list[tuple[nn.Parameter, Tensor]] | None:
         """Of the weighted sum of losses, for each parameter that has one; overwritten by the next call. None: not recorded."""
-        found = self._recording("gradients", self._gradients, (x0, labels, u, weight))
+        found = self._recording("gradients", None, self._gradients, self.step.network, (x0, labels, u, weight))
         if found is None:
             return None
         values = found(x0, labels, u, weight)
         return [(one, value) for one, value in zip(self.parameters, values, strict=True) if value is not None]
+
+    def replay(self, call: Callable[..., Any], module: nn.Module, *inputs: Tensor) -> Any:
+        """call(*inputs), a tuple of tensors, where the call reads nothing else but the module's weights."""
+        found = self._recording("draws", call.__qualname__, call, module, inputs)
+        return call(*inputs) if found is None else tuple(value.clone() for value in found(*inputs))
 
     # What is recorded -----------------------------------------------------------------------------------------------
 
@@ -84,44 +98,52 @@ class Probes:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _recording(self, kind: Hashable, call: Callable[..., Any], inputs: tuple[Tensor | None, ...]) -> Buffered | None:
-        if self.why_not is not None:
+    def _recording(
+        self, kind: str, which: Hashable, call: Callable[..., Any], module: nn.Module, inputs: tuple[Tensor | None, ...]
+    ) -> Buffered | None:
+        """One for inputs of these shapes, made at their first use; None where that cannot be done."""
+        if kind in self.reasons:
             return None
-        if not self._premise.holds():
-            self._known.clear()
-            self._premise = Premise(self.step.network)
-        key = kind, tuple(None if value is None else (value.shape, value.dtype) for value in inputs)
-        found = self._known.pop(key, None) or self._made(call, inputs)
-        if found is not None:
-            self._known[key] = found
-            while len(self._known) > KEPT:
-                del self._known[next(iter(self._known))]
-        return found
+        key = kind, which, id(module), tuple(None if value is None else (value.shape, value.dtype) for value in inputs)
+        found = self._known.pop(key, None)
+        if found is None or not found.premise.holds():
+            made = self._made(kind, call, module, inputs)
+            if made is None:
+                return None
+            found = Known(made, Premise(module))  # now: the first call may have made parts of the module
+        self._known[key] = found
+        while len(self._known) > KEPT:
+            del self._known[next(iter(self._known))]
+        return found.recording
 
-    def _made(self, call: Callable[..., Any], inputs: tuple[Tensor | None, ...]) -> Buffered | None:
-        """A recording, made off the clock; None where that fails, then and from then on."""
+    def _made(
+        self, kind: str, call: Callable[..., Any], module: nn.Module, inputs: tuple[Tensor | None, ...]
+    ) -> Buffered | None:
+        """A recording, off the clock; None where that fails, then and from then on."""
         step = self.step
         step.wait()
         begun = time.perf_counter()
         try:
             if not self.record:
                 return Buffered(call, inputs)
-            self.why_not = against(step.network)
-            if self.why_not is None:
-                with repeatable_kernels(), fixed_order() if step.unrepeatable is None else nullcontext():
+            reason = against(module)
+            if reason is None:
+                ordered = module is step.network and step.unrepeatable is None
+                with repeatable_kernels(), fixed_order() if ordered else nullcontext():
                     return Recording(call, inputs, step.pool, step.stream)
         except Exception as error:  # whatever stands in the way, the plain call gives the same numbers
-            self.why_not = first_line(error)
+            reason = first_line(error)
             step.stale = True
         finally:
             step.wait()
             step.aside += time.perf_counter() - begun
-        self._known.clear()
-        warnings.warn(
-            f"the sampler's probes of the network are made kernel by kernel, which is slower: {self.why_not}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        if not self.reasons:
+            warnings.warn(
+                f"what the sampler computes around a step ({kind}) runs kernel by kernel, which is slower: {reason}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self.reasons[kind] = reason
         return None
 
 
