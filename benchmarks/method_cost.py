@@ -16,6 +16,7 @@ budget where its ratio is at most 1 + budget.
 """
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Iterator
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200, help="in a block")
     parser.add_argument("--warm", type=int, default=260, help="steps of each sampler before the first round: they begin late")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no other round is begun")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -60,7 +62,7 @@ def main() -> None:
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each method, uniform first."""
-    begun = datetime.now(UTC).isoformat(timespec="seconds")
+    begun, started = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     trainer = protocol_trainer(args.device, args.channels, args.batch, args.device == "cuda", print)
     named = {"uniform": "uniform", **chosen(PROBES if args.methods == "probes" else args.methods)}
     samplers = {name: sampler_of(trainer, spec) for name, spec in named.items()}
@@ -71,7 +73,9 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         block(trainer, sampler, args.warm)
         now, why_not = recorded(trainer)
         probed[name] = {"recorded": now - before, "not_recorded": why_not}
-    rounds = [{name: block(trainer, one, args.steps) for name, one in samplers.items()} for _ in range(args.rounds)]
+    rounds: list[dict[str, float]] = []
+    while len(rounds) < args.rounds and not (rounds and time.monotonic() - started > args.limit):
+        rounds.append({name: block(trainer, one, args.steps) for name, one in samplers.items()})
     for name in samplers:
         ratios = [times[name] / times["uniform"] for times in rounds]
         yield {
@@ -85,7 +89,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "highest": round(max(ratios), 4),
             "by_samples": round(overhead(samplers[name], args.batch), 4),
             **probed[name],
-            "rounds": args.rounds,
+            "rounds": len(rounds),
             "steps": args.steps,
             "session": begun,
             "environment": environment(),

@@ -360,7 +360,9 @@ def test_the_cost_of_a_method_is_that_of_its_blocks_over_uniforms_of_the_same_ro
         return next(clocks)
 
     monkeypatch.setattr(method_cost, "block", block)
-    args = argparse.Namespace(methods="min-snr,adaptive", device="cpu", channels=16, batch=8, rounds=3, steps=40, warm=7)
+    args = argparse.Namespace(
+        methods="min-snr,adaptive", device="cpu", channels=16, batch=8, rounds=3, steps=40, warm=7, limit=99
+    )
     uniform, adaptive = method_cost.measure(args)
     assert calls == [("Uniform", 7), ("AdaptiveSampler", 7)] + 3 * [("Uniform", 40), ("AdaptiveSampler", 40)]
     assert (uniform["method"], uniform["ratio"], uniform["steps_per_second"]) == ("uniform", 1.0, 20.0)
