@@ -9,9 +9,9 @@ from torch import nn
 
 from noisewise.feedback import at_precision, differentiate, evaluate, preserved_random_state, set_aside_gradients
 from noisewise.training.config import ModelConfig
-from noisewise.training.fast import GraphedStep, choose, probes, recording
+from noisewise.training.fast import GraphedStep, choose, graphs, probes, recording
 from tests.training.test_fast import fixed_buffers  # noqa: F401
-from tests.training.tiny import DIT, advance, own, tensors, tiny, trainer_of
+from tests.training.tiny import DIT, advance, differing, own, tensors, tiny, trainer_of
 
 MODELS = {
     "plain": own("Own"),
@@ -136,22 +136,31 @@ def test_where_recording_fails_the_run_goes_on_as_without_it_and_says_so_once(sa
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_a_step_is_recorded_anew_after_a_probe_that_could_not_be(fixed_buffers, monkeypatch):  # noqa: F811
+def test_a_kind_of_probe_that_failed_is_not_tried_again(fixed_buffers, monkeypatch):  # noqa: F811
     monkeypatch.setattr(probes, "Buffered", without_a_device)
     made = ready()
-    first = made.arithmetic.prober
-    recorded, _ = both(made)
     with pytest.warns(RuntimeWarning, match="kernel by kernel"), torch.no_grad():
-        recorded(torch.arange(4), torch.full((4,), 0.5))
-    assert made.arithmetic.stale
-    made.training_step()
-    assert made.arithmetic.ready
-    assert not made.arithmetic.stale
-    assert made.arithmetic.prober is not first
-    assert made.arithmetic.prober.reasons == first.reasons
+        both(made)[0](torch.arange(4), torch.full((4,), 0.5))
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error")
-        both(made)[0](torch.arange(4), torch.full((4,), 0.5))
+        both(made)[0](torch.arange(5), torch.full((5,), 0.5))
+    assert list(made.arithmetic.prober.reasons) == ["losses"]
+
+
+def test_a_step_is_recorded_anew_where_the_generator_has_another_state(fixed_buffers, monkeypatch):  # noqa: F811
+    config = tiny(model=own("Own", dropout=0.3), sampler="paper_cifar10:every=3")
+    plain, made = trainer_of(config), trainer_of(config)
+    rows = advance(plain, config.steps)
+    first_rows = advance(made, 4)
+    first = made.arithmetic.prober
+    first.reasons["gradients"] = "of old"
+    monkeypatch.setattr(graphs, "generators", graphs.generators + 1)
+    again = advance(made, config.steps)
+    assert made.arithmetic.ready
+    assert made.arithmetic.prober is not first
+    assert made.arithmetic.prober.reasons == {"gradients": "of old"}
+    assert [*first_rows, *again] == rows
+    assert differing(tensors(plain), tensors(made)) == []
 
 
 def test_recording_is_off_the_clock(fixed_buffers, monkeypatch):  # noqa: F811

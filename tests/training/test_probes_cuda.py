@@ -107,6 +107,20 @@ def test_recorded_gradients_are_those_of_the_plain_path_and_leave_the_steps_own_
     assert made.arithmetic.prober.reasons == {}
 
 
+def test_a_hook_is_called_as_long_as_it_is_there(made):
+    recorded, _ = both(made)
+    rows, u = levels(32)
+    heard, found = [], []
+    for hooked in (False, True, False):
+        handle = made.network.register_forward_hook(lambda *_: heard.append(1)) if hooked else None
+        found.append(evaluate(recorded, rows, u, most=32, seed=1, model=made.model))
+        if handle is not None:
+            handle.remove()
+    assert heard == [1]
+    assert torch.equal(found[0], found[2])
+    assert made.arithmetic.prober.reasons == {}
+
+
 def test_replays_do_not_wait_for_the_device(made):
     recorded, _ = both(made)
     rows, u = levels(32)

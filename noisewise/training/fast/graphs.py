@@ -29,6 +29,7 @@ from noisewise.training.step import Step, first_line
 WARM_UP = 3  # steps before the capture: compilation, choice of kernels, state of the optimizer
 MODE = "thread_local"  # other threads may go on using the device, such as one that reads data ahead
 FIELDS = ("u", "time", "weight", "density")
+generators = 0  # how often torch's generator was given another state, which no graph recorded before reads
 
 
 class GraphedStep(Step):
@@ -38,7 +39,6 @@ class GraphedStep(Step):
     fused: FusedMove | None = None  # what moves the weights while it is recorded
     in_graph: FusedMove | None = None  # what the graph then holds
     unrepeatable: str | None = None  # what of the network adds in no fixed order, if anything does
-    stale = False  # whether a probe could not be recorded, which may have given torch's generator another state
     pool: Any = None  # of memory, which all graphs share
     stream: torch.cuda.Stream | None = None  # on which all are recorded
 
@@ -87,6 +87,7 @@ class GraphedStep(Step):
         from noisewise.training.fast.probes import Probes  # which needs what is defined below
 
         self.prober = Probes(self, record)
+        self.generators = generators
         self.micro, self.ready = 0, True
 
     def _compiled(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
@@ -168,7 +169,7 @@ class GraphedStep(Step):
         return self.prober.of(x0, labels) if self.ready else super().probes(x0, labels)
 
     def clear(self) -> None:
-        if self.ready and self.stale:
+        if self.ready and self.generators != generators:
             self._record_anew()
         if not self.ready:
             super().clear()
@@ -183,9 +184,12 @@ class GraphedStep(Step):
 
     def _record_anew(self) -> None:
         """The step's graphs would go on with the generator's old state, and so with one noise for good."""
-        reasons, self.ready, self.stale = self.prober.reasons, False, False
+        reasons, self.ready, self.gradients = self.prober.reasons, False, []
+        del self.prober, self.run_gradients, self.run_update  # their memory is needed again
+        self.drop_gradients()
         self._record(self.tell)
-        self.prober.reasons = reasons
+        if self.ready:
+            self.prober.reasons = reasons
 
     def _zero_gradients(self) -> None:
         """Also where the graph adds to them while the parameters do not show them (`set_aside_gradients`)."""
@@ -312,8 +316,10 @@ def recover_generator(device: torch.device) -> None:
     try:
         torch.rand((), device=device)
     except RuntimeError:
+        global generators
         generator = torch.cuda.default_generators[device.index or 0]
         generator.graphsafe_set_state(generator.clone_state())
+        generators += 1
 
 
 def recover_allocator(device: torch.device, pool: tuple[int, int]) -> None:

@@ -105,12 +105,15 @@ class Probes:
         if kind in self.reasons:
             return None
         key = kind, which, id(module), tuple(None if value is None else (value.shape, value.dtype) for value in inputs)
-        found = self._known.pop(key, None)
+        found = self._known.get(key)
         if found is None or not found.premise.holds():
+            if self.record and against(module) is not None:
+                return None  # such as a hook, for as long as it is there
             made = self._made(kind, call, module, inputs)
             if made is None:
                 return None
             found = Known(made, Premise(module))  # now: the first call may have made parts of the module
+        self._known.pop(key, None)
         self._known[key] = found
         while len(self._known) > KEPT:
             del self._known[next(iter(self._known))]
@@ -126,14 +129,11 @@ class Probes:
         try:
             if not self.record:
                 return Buffered(call, inputs)
-            reason = against(module)
-            if reason is None:
-                ordered = module is step.network and step.unrepeatable is None
-                with repeatable_kernels(), fixed_order() if ordered else nullcontext():
-                    return Recording(call, inputs, step.pool, step.stream)
+            ordered = module is step.network and step.unrepeatable is None
+            with repeatable_kernels(), fixed_order() if ordered else nullcontext():
+                return Recording(call, inputs, step.pool, step.stream)
         except Exception as error:  # whatever stands in the way, the plain call gives the same numbers
             reason = first_line(error)
-            step.stale = True
         finally:
             step.wait()
             step.aside += time.perf_counter() - begun
