@@ -26,7 +26,8 @@ from typing import Any
 
 from field import METHODS, chosen
 from rows import append
-from throughput import protocol_trainer, wait
+from throughput import protocol_trainer
+from timing import seconds
 
 import noisewise
 from noisewise.analysis.cost_model import overhead
@@ -110,12 +111,9 @@ def sampler_of(trainer: Trainer, spec: str) -> Sampler:
 def block(trainer: Trainer, sampler: Sampler, steps: int) -> float:
     """Seconds of so many steps with a sampler."""
     trainer.sampler = sampler
-    wait(trainer.device.type == "cuda")
-    begun, aside = time.perf_counter(), trainer.arithmetic.aside
-    for _ in range(steps):
-        trainer.training_step()
-    wait(trainer.device.type == "cuda")
-    return time.perf_counter() - begun - (trainer.arithmetic.aside - aside)
+    aside = trainer.arithmetic.aside
+    taken = seconds(lambda: [trainer.training_step() for _ in range(steps)], trainer.device)
+    return taken - (trainer.arithmetic.aside - aside)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import noisewise
 from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, Objective
 from noisewise.report.page import write_report
 from noisewise.spec import SpecError
-from noisewise.study.budget import with_budget
+from noisewise.study.job import with_budget
 from noisewise.study.outcome import Evaluation, read_comparison
 from noisewise.study.summary import summarise
 from noisewise.training.config import EMAConfig
