@@ -21,7 +21,6 @@ from noisewise import distributed
 from noisewise.commands.generate import add_model_options, choose_solver, describe_set, make_set, place, prepare_processes
 from noisewise.commands.parser import Parser
 from noisewise.data import Source, leaving_out_corrupt, open_data, open_named
-from noisewise.feedback import full_float32
 from noisewise.generation.sets import ImageSet
 from noisewise.generation.trained import Trained, load_trained
 from noisewise.metrics import distances
@@ -37,6 +36,7 @@ from noisewise.metrics.optimal_loss import (
     remembered,
     save_optimal_loss,
 )
+from noisewise.precision import full_float32
 from noisewise.study.measure import (
     CPU_IMAGES,
     CPU_REAL_IMAGES,
