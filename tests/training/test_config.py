@@ -48,6 +48,7 @@ OTHER = {  # for each setting, a value that it has neither by default nor in the
     "parallel": "fsdp",
     "compile": True,
     "fast": "never",
+    "deterministic": False,
     "max_bad_steps": 3,
     "data.source": "folder",
     "data.path": "pictures",
@@ -534,7 +535,7 @@ def test_the_defaults_are_possible():
 
 FREE = {
     *("name", "out", "steps", "epochs", "seconds", "accumulation", "precision", "device", "parallel", "compile", "fast"),
-    "max_bad_steps",
+    *("deterministic", "max_bad_steps"),
     *("data.path", "data.shape", "data.classes", "data.resident", "data.workers", "optimizer.lr", "optimizer.clip"),
     *(name for name in OTHER if name.startswith(("checkpoint.", "log.", "evaluation."))),
 }

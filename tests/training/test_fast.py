@@ -14,13 +14,13 @@ from noisewise.training.config import EMAConfig, ModelConfig, OptimizerConfig
 from noisewise.training.ema import EMA
 from noisewise.training.fast import GraphedStep, choose, why_not
 from noisewise.training.fast.fuse import fuse, unfuse
-from noisewise.training.fast.graphs import host_chance_is_an_error, recover_allocator
+from noisewise.training.fast.graphs import any_kernels, host_chance_is_an_error, recover_allocator, repeatable_kernels
 from noisewise.training.optimizer import make_optimizer, set_learning_rate
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.run import train
 from noisewise.training.trainer import Trainer
 from tests.training.test_run import final
-from tests.training.tiny import DIT, advance, differing, own, saved, tensors, tiny, trainer_of
+from tests.training.tiny import DIT, Own, advance, differing, own, saved, tensors, tiny, trainer_of
 
 
 @pytest.fixture
@@ -315,3 +315,36 @@ def test_older_torch_has_another_name_for_it(allocator, monkeypatch):
     allocator.under_way = [(1, POOL)]
     recover_allocator(CUDA, POOL)
     assert (allocator.under_way, allocator.released) == ([], [(1, POOL)])
+
+
+# Orders of adding -----------------------------------------------------------------------------------------------------
+
+
+class Asking(Own):
+    """Takes down whether torch is held to a fixed order of adding."""
+
+    def forward(self, x, time):
+        self.held = torch.are_deterministic_algorithms_enabled()
+        return super().forward(x, time)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_fixed_order_of_adding_is_kept_unless_it_is_given_up(deterministic, fixed_buffers):
+    config = tiny(deterministic=deterministic)
+    parts = replace(training_parts(config), model=Asking())
+    made = Trainer(config, parts, make_accelerator(config))
+    advance(made, 2)
+    assert made.arithmetic.ready
+    assert parts.model.held is deterministic
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(("kernels", "inside"), [(repeatable_kernels, (True, False)), (any_kernels, (False, True))])
+def test_what_cudnn_may_choose_is_as_before_afterwards(kernels, inside, monkeypatch):
+    for before in ((False, False), (True, True)):
+        monkeypatch.setattr(torch.backends.cudnn, "deterministic", before[0])
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", before[1])
+        with kernels():
+            assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == inside
+        assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == before
+

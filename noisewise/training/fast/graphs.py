@@ -89,7 +89,7 @@ class GraphedStep(Step):
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         gradients, update, pool = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-        with torch.cuda.stream(stream), repeatable_kernels():
+        with torch.cuda.stream(stream), repeatable_kernels() if self.config.deterministic else any_kernels():
             self._first_gradients()
             for _ in range(WARM_UP):
                 self._gradients()
@@ -134,7 +134,8 @@ class GraphedStep(Step):
         if self.config.accumulation == 1:
             self.drop_gradients()  # new ones come to lie at the same place in every replay
         losses = self.loss_at(self.x0, self.labels, self.compiled)
-        with fixed_order() if self.unrepeatable is None else nullcontext():  # both passes: they are compiled together
+        fixed = self.config.deterministic and self.unrepeatable is None
+        with fixed_order() if fixed else nullcontext():  # both passes: they are compiled together
             self.micro_losses = self.differentiate(losses, self.u, self.weight)
 
     def _update(self) -> None:
@@ -222,6 +223,17 @@ def repeatable_kernels() -> Iterator[None]:
     try:
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             yield
+    finally:
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def any_kernels() -> Iterator[None]:
+    """cuDNN chooses convolutions by trial, also such as add in no fixed order, and torch any attention."""
+    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
+    try:
+        yield
     finally:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
 
