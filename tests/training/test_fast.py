@@ -348,3 +348,21 @@ def test_what_cudnn_may_choose_is_as_before_afterwards(kernels, inside, monkeypa
             assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == inside
         assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == before
 
+
+def test_a_transformer_that_cannot_be_recorded_by_region_is_recorded_as_a_whole(monkeypatch):
+    monkeypatch.setattr(choose, "why_not", lambda *_: None)
+    tried, capture = [], partial_method(GraphedStep.capture, record=False)
+
+    def once_failing(self):
+        tried.append(self.by_region)
+        if self.by_region:
+            raise RuntimeError("no such kernel\nand more")
+        return capture(self)
+
+    monkeypatch.setattr(GraphedStep, "capture", once_failing)
+    config, told = tiny(fast="always"), []
+    made = Trainer(config, training_parts(config), make_accelerator(config), told.append)
+    advance(made, 3)
+    assert tried == [True, False]
+    assert made.arithmetic.ready
+    assert told[-1].endswith("compiled as a whole (no such kernel)")

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from noisewise.models import with_labels
 from noisewise.samplers import Draw
+from noisewise.training.fast import blocks
 from noisewise.training.fast.fuse import unfuse
 from noisewise.training.fast.update import FusedMove, fused_move
 from noisewise.training.step import Step, first_line
@@ -36,6 +37,7 @@ class GraphedStep(Step):
     fused: FusedMove | None = None  # what moves the weights while it is recorded
     in_graph: FusedMove | None = None  # what the graph then holds
     unrepeatable: str | None = None  # what of the network adds in no fixed order, if anything does
+    as_a_whole = False  # compile the model at once, though it has blocks that could share their code
 
     def make_ready(self, tell: Callable[[str], None]) -> None:
         if not self.ready:
@@ -47,7 +49,7 @@ class GraphedStep(Step):
         """Capture; where that cannot be done it stays a plain step."""
         tell("compiling and recording the training step: up to two minutes, less the next time")
         try:
-            self.capture()
+            self._capture_somehow(tell)
         except Exception as error:
             if self.config.fast == "always":
                 raise
@@ -57,6 +59,23 @@ class GraphedStep(Step):
             tell(f"the plain path, not the fast one: the step cannot be recorded ({first_line(error)})")
         if self.ready and self.unrepeatable is not None:
             tell(f"a resumed run will be the same up to rounding, not bit for bit: {self.unrepeatable}")
+
+    @property
+    def by_region(self) -> bool:
+        """Whether blocks are compiled, not the model."""
+        return not self.as_a_whole and bool(blocks.regions(self.model))
+
+    def _capture_somehow(self, tell: Callable[[str], None]) -> None:
+        """By region, if the model has any; where that fails, as a whole and without kernels of ours in the model."""
+        try:
+            self.capture()
+        except Exception as error:
+            if not self.by_region:
+                raise
+            self.as_a_whole = True
+            unfuse(self.model)
+            tell(f"the transformer's own kernels do not run here, so it is compiled as a whole ({first_line(error)})")
+            self.capture()
 
     def capture(self, *, record: bool = True) -> None:
         """Compile, warm up and record, leaving all state of training as it was; raises whatever stands in the way.
@@ -81,6 +100,8 @@ class GraphedStep(Step):
         self.micro, self.ready = 0, True
 
     def _compiled(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+        if self.by_region:
+            return blocks.compiled_by_region(self.model, self.call)
         compiled = torch.compile(self.model, dynamic=False)
         return with_labels(cast(nn.Module, compiled))
 
@@ -90,6 +111,7 @@ class GraphedStep(Step):
         stream.wait_stream(torch.cuda.current_stream(self.device))
         gradients, update, pool = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         with torch.cuda.stream(stream), repeatable_kernels() if self.config.deterministic else any_kernels():
+            self._choose_attention()
             self._first_gradients()
             for _ in range(WARM_UP):
                 self._gradients()
@@ -116,6 +138,14 @@ class GraphedStep(Step):
 
     def _fused_move(self) -> FusedMove | None:
         return fused_move(self.optimizer, self.ema.pairs(), self.config.optimizer.clip)
+
+    def _choose_attention(self) -> None:
+        """cuDNN's, where torch would choose it too if it knew that its order of adding does not matter here."""
+        if not self.by_region or not self.config.deterministic or self.accelerator.mixed_precision != "bf16":
+            return
+        with fixed_order():
+            if blocks.cudnn_repeats(self.model, self.config.micro_batch, self.device):
+                blocks.attend_by_cudnn(self.model)
 
     def _first_gradients(self) -> None:
         """Find out whether all of the network can be held to a fixed order of adding."""

@@ -1,0 +1,220 @@
+"""Transformers on the fast path: fewer passes over memory, quicker attention, and each kind of block compiled once.
+
+- A DiT's residual, gate, normalisation and modulation are one kernel, and so are bias and GELU (tokens.py). A block hands its
+  last branch on to the next one, which joins it to the residual on the way to its own normalisation.
+- Patches are cut out and multiplied, which needs no convolution.
+- Attention by cuDNN where it repeats itself bit for bit, see `cudnn_repeats`.
+- Blocks of one kind share their compiled code, so that set-up does not grow with the depth.
+
+Parameters and their names stay as they are, results within rounding.
+"""
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from noisewise.models.check import check_inputs, fill_labels
+from noisewise.models.dit import DiT, DiTBlock, LastLayer
+from noisewise.models.transformer import MLP, Attention, Patches, unpatch
+from noisewise.models.uvit import UViT, UViTBlock
+from noisewise.training.fast.fuse import rewire
+from noisewise.training.fast.tokens import biased_gelu, join
+
+REGIONS = (DiTBlock, LastLayer, UViTBlock)
+TWO_TILES = 256  # keys that attention's backward pass takes in two steps at most
+TRIALS = 6
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def fuse_transformer(model: nn.Module) -> bool:
+    """Rewire a DiT or a U-ViT, in place; returns whether it is one."""
+    if type(model) not in (DiT, UViT):
+        return False
+    for module in model.modules():
+        if type(module) is Patches:
+            rewire(module, _patches)
+    if type(model) is DiT and _has_triton():
+        for module in model.modules():
+            if type(module) is DiTBlock:
+                rewire(module, _block)
+            elif type(module) is LastLayer:
+                rewire(module, _last)
+        rewire(model, _dit)
+        model.fused = True  # type: ignore[assignment]
+    return True
+
+
+def attend_by_cudnn(model: nn.Module) -> None:
+    """Let all attention of a DiT or a U-ViT call cuDNN, whatever torch would choose."""
+    for module in model.modules():
+        if type(module) is Attention:
+            module.by_cudnn = True  # where a block does not call it
+            rewire(module, _attention)
+
+
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+# A DiT, with branches that wait for the next normalisation -----------------------------------------------------------
+
+
+def _dit(self: Any, x: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
+    if not self.fused:  # it was taken back, where others had wrapped this function already
+        return DiT.forward(self, x, time, labels)
+    check_inputs(x, time, self.shape)
+    labels = fill_labels(labels, self.classes, x)
+    condition = self.time(time)
+    if self.label is not None:
+        condition = condition + self.label(labels)
+    condition = F.silu(condition)
+    tokens, branch = self.patches(x) + self.position, None
+    for block in self.blocks:
+        tokens, *branch = block(tokens, condition, branch)
+    return unpatch(self.last(tokens, condition, branch), self.grid, self.patch)
+
+
+Branch = list[Any] | None
+"""What is still to be joined to the residual: a branch, its bias if that was left out, its gate."""
+
+
+def _block(self: Any, x: Tensor, condition: Tensor, branch: Branch = None) -> tuple[Any, ...]:
+    shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(condition).chunk(6, dim=1)
+    x, y = _joined(x, branch, shift1, scale1, self.norm1)
+    x, y = _joined(x, [*_attended(self.attention, y), gate1], shift2, scale2, self.norm2)
+    return x, *_mlp(self.mlp, y), gate2
+
+
+def _last(self: Any, x: Tensor, condition: Tensor, branch: Branch = None) -> Tensor:
+    shift, scale = self.modulation(condition).chunk(2, dim=1)
+    out: Tensor = self.project(_joined(x, branch, shift, scale, self.norm)[1])
+    return out
+
+
+def _joined(x: Tensor, branch: Branch, shift: Tensor, scale: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    if branch is None:
+        return x, norm(x) * (1 + scale[:, None]) + shift[:, None]
+    h, bias, gate = branch
+    return join(x, h, bias, gate, shift, scale, norm.eps)
+
+
+def _attended(self: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    return _projected(self.project, _mixed(self, x), self.dropout)
+
+
+def _mlp(self: MLP, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    if self.act.approximate == "tanh" and self.expand.bias is not None:
+        hidden = biased_gelu(F.linear(x, self.expand.weight), self.expand.bias)
+    else:
+        hidden = self.act(self.expand(x))
+    return _projected(self.project, self.dropout(hidden), self.dropout)
+
+
+def _projected(layer: nn.Linear, x: Tensor, dropout: nn.Dropout) -> tuple[Tensor, Tensor | None]:
+    """The product, and the bias, which can wait unless dropout comes first."""
+    if dropout.p and dropout.training:
+        return dropout(layer(x)), None
+    return F.linear(x, layer.weight), layer.bias
+
+
+# Patches and attention -----------------------------------------------------------------------------------------------
+
+
+def _patches(self: Any, x: Tensor) -> Tensor:
+    layer = self.project
+    side, (n, c, h, w) = layer.kernel_size[0], x.shape
+    pixels = x.reshape(n, c, h // side, side, w // side, side).permute(0, 2, 4, 1, 3, 5)
+    return F.linear(pixels.reshape(n, -1, c * side * side), layer.weight.flatten(1), layer.bias)
+
+
+def _attention(self: Any, x: Tensor) -> Tensor:
+    out: Tensor = self.dropout(self.project(_mixed(self, x)))
+    return out
+
+
+def _mixed(self: Attention, x: Tensor) -> Tensor:
+    batch, tokens, width = x.shape
+    qkv = self.qkv(x).view(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+    by_cudnn = getattr(self, "by_cudnn", False) and qkv[0].dtype in HALVES
+    mixed = cudnn_attention(*qkv) if by_cudnn else F.scaled_dot_product_attention(*qkv)
+    return mixed.transpose(1, 2).reshape(batch, tokens, width)
+
+
+def cudnn_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention by cuDNN, also where torch has been told to keep to a fixed order of adding."""
+    out: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.0, False, False)[0]
+    return out
+
+
+def cudnn_repeats(model: nn.Module, batch: int, device: torch.device) -> bool:
+    """Whether cuDNN's attention of this size gives, in bf16, the same bits every time, forwards and backwards.
+
+    Its backward pass adds to the gradient of the queries from each tile of keys, whichever comes first. Of two tiles, sums do
+    not depend on the order: a + b = b + a. With more of them they do, so sizes beyond are not even tried.
+    """
+    found = next((module for module in model.modules() if type(module) is Attention), None)
+    if found is None or device.type != "cuda":
+        return False
+    grid: tuple[int, int] = model.grid  # type: ignore[assignment]
+    tokens, width = grid[0] * grid[1] + int(getattr(model, "extras", 0)), found.project.in_features  # type: ignore[call-overload]
+    if tokens > TWO_TILES:
+        return False
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (batch, tokens, 3, found.heads, width // found.heads)
+    qkv = torch.randn(shape, device=device, dtype=torch.bfloat16, generator=generator).requires_grad_()
+    weight = torch.randn(batch, found.heads, tokens, shape[-1], device=device, dtype=torch.bfloat16, generator=generator)
+    try:
+        first = _trial(qkv, weight)
+        return all(all(map(torch.equal, first, _trial(qkv, weight))) for _ in range(TRIALS))
+    except Exception:  # no cuDNN, or one that does not do this: there is other attention
+        return False
+
+
+def _trial(qkv: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        out = cudnn_attention(*qkv.permute(2, 0, 3, 1, 4).unbind(0))
+        return out.detach(), torch.autograd.grad(out, qkv, weight)[0]
+
+
+# Compilation ---------------------------------------------------------------------------------------------------------
+
+
+def regions(model: nn.Module) -> list[nn.Module]:
+    """The parts to compile one by one; none if the model is better compiled as a whole."""
+    return [module for module in model.modules() if type(module) in REGIONS] if type(model) in (DiT, UViT) else []
+
+
+def compiled_by_region(model: nn.Module, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`call`, during which the regions of the model are compiled; at other times they are as they were."""
+    parts, made = [], {}
+    for part in regions(model):
+        plain = part.forward.__func__  # a function, not a method: all regions of one kind share its code
+        made.setdefault(plain, torch.compile(plain, dynamic=False))
+        parts.append((part, types.MethodType(made[plain], part)))
+
+    def compiled(*inputs: Any) -> Tensor:
+        with _forwards(parts):
+            return call(*inputs)
+
+    return compiled
+
+
+@contextmanager
+def _forwards(parts: list[tuple[nn.Module, Any]]) -> Iterator[None]:
+    before = [part.__dict__.get("forward") for part, _ in parts]
+    try:
+        for part, forward in parts:
+            part.forward = forward
+        yield
+    finally:
+        for (part, _), forward in zip(parts, before, strict=True):
+            if forward is None:
+                del part.forward
+            else:
+                part.forward = forward
