@@ -6,6 +6,7 @@ maximum. Modules carry the names of the original graph (``mixed_9.tower.mixed.co
 
 import copy
 from collections import OrderedDict
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +47,7 @@ class Folded(nn.Module):
         weight = (conv.weight * scale[:, None, None, None]).contiguous(memory_format=torch.channels_last)
         self.register_buffer("weight", weight)
         self.register_buffer("bias", conv.beta - conv.mean * scale)
-        self.stride, self.padding = conv.stride, conv.padding
+        self.stride, self.padding = conv.stride, cast(tuple[int, ...], conv.padding)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cuda" and torch.version.cuda is not None:

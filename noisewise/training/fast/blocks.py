@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from noisewise.training.fast.tokens import biased_gelu, join
 REGIONS = (DiTBlock, LastLayer, UViTBlock)
 TWO_TILES = 256  # keys that attention's backward pass takes in two steps at most
 TRIALS = 6
+BY_CUDNN = "by_cudnn"
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -54,7 +55,7 @@ def attend_by_cudnn(model: nn.Module) -> None:
     """Let all attention of a DiT or a U-ViT call cuDNN, whatever torch would choose."""
     for module in model.modules():
         if type(module) is Attention:
-            module.by_cudnn = True  # where a block does not call it
+            setattr(module, BY_CUDNN, True)  # for blocks that do not call it but its parts
             rewire(module, _attention)
 
 
@@ -141,7 +142,7 @@ def _attention(self: Any, x: Tensor) -> Tensor:
 def _mixed(self: Attention, x: Tensor) -> Tensor:
     batch, tokens, width = x.shape
     qkv = self.qkv(x).view(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-    by_cudnn = getattr(self, "by_cudnn", False) and qkv[0].dtype in HALVES
+    by_cudnn = getattr(self, BY_CUDNN, False) and qkv[0].dtype in HALVES
     mixed = cudnn_attention(*qkv) if by_cudnn else F.scaled_dot_product_attention(*qkv)
     return mixed.transpose(1, 2).reshape(batch, tokens, width)
 
@@ -162,7 +163,7 @@ def cudnn_repeats(model: nn.Module, batch: int, device: torch.device) -> bool:
     if found is None or device.type != "cuda":
         return False
     grid: tuple[int, int] = model.grid  # type: ignore[assignment]
-    tokens, width = grid[0] * grid[1] + int(getattr(model, "extras", 0)), found.project.in_features  # type: ignore[call-overload]
+    tokens, width = grid[0] * grid[1] + int(getattr(model, "extras", 0)), found.project.in_features
     if tokens > TWO_TILES:
         return False
     generator = torch.Generator(device).manual_seed(0)
@@ -192,9 +193,10 @@ def regions(model: nn.Module) -> list[nn.Module]:
 
 def compiled_by_region(model: nn.Module, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`call`, during which the regions of the model are compiled; at other times they are as they were."""
-    parts, made = [], {}
+    parts: list[tuple[nn.Module, Any]] = []
+    made: dict[Any, Any] = {}
     for part in regions(model):
-        plain = part.forward.__func__  # a function, not a method: all regions of one kind share its code
+        plain = cast(types.MethodType, part.forward).__func__  # not the method: all regions of one kind share its code
         made.setdefault(plain, torch.compile(plain, dynamic=False))
         parts.append((part, types.MethodType(made[plain], part)))
 
