@@ -1,5 +1,6 @@
 """The pieces of the fast path, without a GPU: fixed buffers, numbers in tensors, and when it is taken."""
 
+import copy
 import random
 from dataclasses import replace
 from functools import partial
@@ -226,14 +227,23 @@ def test_hooks_and_fp16_and_processes_stand_in_the_way(monkeypatch):
     assert why_not(tiny(), Accelerated(), model) == "the model has hooks (on 0), which a graph would not call"
 
 
-def test_a_fused_unet_is_the_plain_one_again_when_that_is_taken_back():
+@pytest.mark.parametrize("classes", [0, 5])
+def test_a_fused_unet_is_the_plain_one_again_when_that_is_taken_back(classes):
     pytest.importorskip("triton")
     torch.manual_seed(0)
-    model = UNet((3, 8, 8), channels=32, multipliers=(1, 2), blocks=1, attention=(4,), dropout=0.0, zero_init=False)
+    settings = {"channels": 32, "multipliers": (1, 2), "blocks": 1, "attention": (4,), "dropout": 0.0, "zero_init": False}
+    model = UNet((3, 8, 8), classes, **settings)
+    names = list(model.state_dict())
     x, time = torch.randn(2, 3, 8, 8), torch.tensor([3, 700])
+    wanted = torch.autograd.grad(model(x, time).square().mean(), list(model.parameters()))
     expected, plain = model(x, time), [module.forward.__qualname__ for module in model.modules()]
     assert fuse(model) == 8
     torch.testing.assert_close(model(x, time), expected, rtol=1e-4, atol=1e-5)
+    found = torch.autograd.grad(model(x, time).square().mean(), list(model.parameters()))
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+    assert list(model.state_dict()) == names
+    assert len(copy.deepcopy(model).state_dict()) == len(names)
     assert [module.forward.__qualname__ for module in model.modules()] != plain
     unfuse(model)
     assert [module.forward.__qualname__ for module in model.modules()] == plain
