@@ -260,7 +260,9 @@ def transformer(name: str, *options: str, told: list[str] | None = None) -> Trai
 @pytest.mark.parametrize("deterministic", ["true", "false"])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_recorded_transformers_train_as_plain_ones_do(name, precision, deterministic):
+def test_recorded_transformers_train_as_plain_ones_do(name, precision, deterministic, request):
+    if (precision, deterministic) != ("bf16", "true"):
+        request.getfixturevalue("uncompiled")
     told: list[str] = []
     options = (f"--precision={precision}", f"--deterministic={deterministic}")
     fast, plain = transformer(name, *options, told=told), transformer(name, *options, "--fast=never")
