@@ -13,7 +13,7 @@ from noisewise.training.fast.fuse import unfuse
 
 MADE = {
     "dit": lambda **more: DiT((3, 8, 12), classes=5, width=32, depth=3, heads=2, **more),
-    "uvit": lambda **more: UViT((3, 8, 12), classes=5, width=32, depth=3, heads=2, **more),
+    "uvit": lambda **more: UViT((3, 8, 12), classes=5, width=32, depth=5, heads=2, **more),
 }
 
 
@@ -59,9 +59,10 @@ def test_a_fused_transformer_has_the_same_names_outputs_and_gradients(name):
     assert torch.equal(fused(*inputs()), plain(*inputs()))
 
 
-def test_a_wrapped_forward_is_the_plain_one_too_when_all_is_taken_back():
+@pytest.mark.parametrize("name", MADE)
+def test_a_wrapped_forward_is_the_plain_one_too_when_all_is_taken_back(name):
     """Accelerate wraps the model's forward, which then cannot be taken away."""
-    plain = made("dit")
+    plain = made(name)
     fused = copy.deepcopy(plain)
     blocks.fuse_transformer(fused)
     forward = fused.forward
@@ -95,9 +96,9 @@ def test_other_models_are_left_alone():
         assert all("forward" not in module.__dict__ for module in model.modules())
 
 
-@pytest.mark.parametrize(("name", "kinds"), [("dit", 3), ("uvit", 2)])
+@pytest.mark.parametrize(("name", "kinds"), [("dit", 3), ("uvit", 3)])
 def test_blocks_of_one_kind_share_their_compiled_code(name, kinds, monkeypatch):
-    """A DiT has its first block, the others and the last layer; a U-ViT has blocks with and without a skip connection."""
+    """A DiT has its first block, the others and the last layer; a U-ViT its first block, others, and those with a skip."""
     plain = made(name)
     model, graphs = copy.deepcopy(plain), []
     blocks.fuse_transformer(model)

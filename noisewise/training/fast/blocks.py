@@ -1,7 +1,7 @@
 """Transformers on the fast path: fewer passes over memory, quicker attention, and each kind of block compiled once.
 
-- A DiT's residual, gate, normalisation and modulation are one kernel, and so are bias and GELU (tokens.py). A block hands its
-  last branch on to the next one, which joins it to the residual on the way to its own normalisation.
+- Residual, gate, normalisation and modulation are one kernel, and so are bias and GELU (tokens.py). A block hands its last
+  branch on to the next one, which joins it to the residual on the way to its own normalisation.
 - Patches are cut out and multiplied, which needs no convolution.
 - Attention by cuDNN where it repeats itself bit for bit, see `cudnn_repeats`.
 - Blocks of one kind share their compiled code, so that set-up does not grow with the depth.
@@ -10,7 +10,7 @@ Parameters and their names stay as they are, results within rounding.
 """
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, cast
@@ -40,13 +40,10 @@ def fuse_transformer(model: nn.Module) -> bool:
     for module in model.modules():
         if type(module) is Patches:
             rewire(module, _patches)
-    if type(model) is DiT and _has_triton():
+    if _has_triton():
         for module in model.modules():
-            if type(module) is DiTBlock:
-                rewire(module, _block)
-            elif type(module) is LastLayer:
-                rewire(module, _last)
-        rewire(model, _dit)
+            if type(module) in FORWARDS:
+                rewire(module, FORWARDS[type(module)])
         model.fused = True  # type: ignore[assignment]
     return True
 
@@ -81,8 +78,8 @@ def _dit(self: Any, x: Tensor, time: Tensor, labels: Tensor | None = None) -> Te
     return unpatch(self.last(tokens, condition, branch), self.grid, self.patch)
 
 
-Branch = list[Any] | None
-"""What is still to be joined to the residual: a branch, its bias if that was left out, its gate."""
+Branch = Sequence[Any] | None
+"""What is still to be joined to the residual: a branch, its bias if that was left out, and a DiT's gate."""
 
 
 def _block(self: Any, x: Tensor, condition: Tensor, branch: Branch = None) -> tuple[Any, ...]:
@@ -105,15 +102,60 @@ def _joined(x: Tensor, branch: Branch, shift: Tensor, scale: Tensor, norm: nn.La
     return join(x, h, bias, gate, shift, scale, norm.eps)
 
 
+# A U-ViT, in the same way --------------------------------------------------------------------------------------------
+
+
+def _uvit(self: Any, x: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
+    if not self.fused:
+        return UViT.forward(self, x, time, labels)
+    check_inputs(x, time, self.shape)
+    labels = fill_labels(labels, self.classes, x)
+    extras = [self.time(time).to(self.position.dtype)]
+    if self.label is not None:
+        extras.insert(0, self.label(labels))
+    tokens = torch.cat([torch.stack(extras, dim=1), self.patches(x)], dim=1) + self.position
+    skips, branch = [], None
+    for block in (*self.first_half, self.middle):
+        begun, tokens, *branch = block(tokens, branch)
+        skips.append(begun)  # what the block before has made, once its last branch is joined
+    for block in self.second_half:
+        _, tokens, *branch = block(tokens, branch, skips.pop())
+    pixels = self.project(self.norm(_plainly_joined(tokens, branch)))[:, self.extras :]
+    return self.final(unpatch(pixels, self.grid, self.patch))
+
+
+def _uvit_block(self: Any, x: Tensor, branch: Branch = None, skip: Tensor | None = None) -> tuple[Any, ...]:
+    if skip is not None:
+        x, branch = self.join(torch.cat([_plainly_joined(x, branch), skip], dim=2)), None
+    begun, y = _normalised(x, branch, self.norm1)
+    x, y = _normalised(begun, _attended(self.attention, y), self.norm2)
+    return begun, x, *_mlp(self.mlp, y)
+
+
+def _plainly_joined(x: Tensor, branch: Branch) -> Tensor:
+    if branch is None:
+        return x
+    h, bias = branch
+    return (x + (h if bias is None else h + bias)).to(x.dtype)
+
+
+def _normalised(x: Tensor, branch: Branch, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    if branch is None:
+        return x, norm(x)
+    weight, shift = (value.expand(len(x), -1) for value in (norm.weight - 1, norm.bias))
+    h, bias = branch
+    return join(x, h, bias, None, shift, weight, norm.eps)
+
+
+# What both have ------------------------------------------------------------------------------------------------------
+
+
 def _attended(self: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
     return _projected(self.project, _mixed(self, x), self.dropout)
 
 
 def _mlp(self: MLP, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    if self.act.approximate == "tanh" and self.expand.bias is not None:
-        hidden = biased_gelu(F.linear(x, self.expand.weight), self.expand.bias)
-    else:
-        hidden = self.act(self.expand(x))
+    hidden = biased_gelu(F.linear(x, self.expand.weight), self.expand.bias, self.act.approximate)
     return _projected(self.project, self.dropout(hidden), self.dropout)
 
 
@@ -122,6 +164,15 @@ def _projected(layer: nn.Linear, x: Tensor, dropout: nn.Dropout) -> tuple[Tensor
     if dropout.p and dropout.training:
         return dropout(layer(x)), None
     return F.linear(x, layer.weight), layer.bias
+
+
+FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
+    DiT: _dit,
+    DiTBlock: _block,
+    LastLayer: _last,
+    UViT: _uvit,
+    UViTBlock: _uvit_block,
+}
 
 
 # Patches and attention -----------------------------------------------------------------------------------------------
