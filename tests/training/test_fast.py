@@ -13,7 +13,7 @@ from torch import nn
 from noisewise.models.unet import UNet
 from noisewise.training.config import EMAConfig, ModelConfig, OptimizerConfig
 from noisewise.training.ema import EMA
-from noisewise.training.fast import GraphedStep, choose, why_not
+from noisewise.training.fast import GraphedStep, blocks, choose, why_not
 from noisewise.training.fast.fuse import fuse, unfuse
 from noisewise.training.fast.graphs import any_kernels, host_chance_is_an_error, recover_allocator, repeatable_kernels
 from noisewise.training.optimizer import make_optimizer, set_learning_rate
@@ -359,20 +359,23 @@ def test_what_cudnn_may_choose_is_as_before_afterwards(kernels, inside, monkeypa
         assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == before
 
 
-def test_a_transformer_that_cannot_be_recorded_by_region_is_recorded_as_a_whole(monkeypatch):
+def test_a_transformer_gives_up_one_thing_after_another_until_it_can_be_recorded(monkeypatch):
     monkeypatch.setattr(choose, "why_not", lambda *_: None)
     tried, capture = [], partial_method(GraphedStep.capture, record=False)
 
-    def once_failing(self):
-        tried.append(self.by_region)
+    def failing_twice(self):
+        if self.try_cudnn:
+            blocks.attend_by_cudnn(self.model)  # as if it had been tried out
+        tried.append((blocks.attends_by_cudnn(self.model), self.by_region))
         if self.by_region:
             raise RuntimeError("no such kernel\nand more")
         return capture(self)
 
-    monkeypatch.setattr(GraphedStep, "capture", once_failing)
+    monkeypatch.setattr(GraphedStep, "capture", failing_twice)
     config, told = tiny(fast="always"), []
     made = Trainer(config, training_parts(config), make_accelerator(config), told.append)
     advance(made, 3)
-    assert tried == [True, False]
+    assert tried == [(True, True), (False, True), (False, False)]
     assert made.arithmetic.ready
-    assert told[-1].endswith("compiled as a whole (no such kernel)")
+    assert [line.endswith("(no such kernel)") for line in told] == [False, True, True]
+    assert all("forward" not in module.__dict__ for module in made.model.modules())

@@ -48,12 +48,17 @@ def fuse_transformer(model: nn.Module) -> bool:
     return True
 
 
-def attend_by_cudnn(model: nn.Module) -> None:
-    """Let all attention of a DiT or a U-ViT call cuDNN, whatever torch would choose."""
+def attend_by_cudnn(model: nn.Module, yes: bool = True) -> None:
+    """Let all attention of a DiT or a U-ViT call cuDNN, whatever torch would choose; or leave it to torch."""
     for module in model.modules():
         if type(module) is Attention:
-            setattr(module, BY_CUDNN, True)  # for blocks that do not call it but its parts
+            setattr(module, BY_CUDNN, yes)  # for blocks that do not call it but its parts
             rewire(module, _attention)
+
+
+def attends_by_cudnn(model: nn.Module) -> bool:
+    """Whether it does."""
+    return any(getattr(module, BY_CUDNN, False) for module in model.modules())
 
 
 def _has_triton() -> bool:
@@ -210,6 +215,8 @@ def cudnn_repeats(model: nn.Module, batch: int, device: torch.device) -> bool:
     Its backward pass adds to the gradient of the queries from each tile of keys, whichever comes first. Of two tiles, sums do
     not depend on the order: a + b = b + a. With more of them they do, so sizes beyond are not even tried.
     """
+    from noisewise.training.fast.graphs import waiting_is_an_error  # which imports this file
+
     found = next((module for module in model.modules() if type(module) is Attention), None)
     if found is None or device.type != "cuda":
         return False
@@ -223,6 +230,8 @@ def cudnn_repeats(model: nn.Module, batch: int, device: torch.device) -> bool:
     weight = torch.randn(batch, found.heads, tokens, shape[-1], device=device, dtype=torch.bfloat16, generator=generator)
     try:
         first = _trial(qkv, weight)
+        with waiting_is_an_error():
+            _trial(qkv, weight)
         return all(all(map(torch.equal, first, _trial(qkv, weight))) for _ in range(TRIALS))
     except Exception:  # no cuDNN, or one that does not do this: there is other attention
         return False

@@ -37,6 +37,7 @@ class GraphedStep(Step):
     fused: FusedMove | None = None  # what moves the weights while it is recorded
     in_graph: FusedMove | None = None  # what the graph then holds
     unrepeatable: str | None = None  # what of the network adds in no fixed order, if anything does
+    try_cudnn = True  # whether attention may be cuDNN's
     as_a_whole = False  # compile the model at once, though it has blocks that could share their code
 
     def make_ready(self, tell: Callable[[str], None]) -> None:
@@ -66,16 +67,20 @@ class GraphedStep(Step):
         return not self.as_a_whole and bool(blocks.regions(self.model))
 
     def _capture_somehow(self, tell: Callable[[str], None]) -> None:
-        """By region, if the model has any; where that fails, as a whole and without kernels of ours in the model."""
-        try:
-            self.capture()
-        except Exception as error:
-            if not self.by_region:
-                raise
-            self.as_a_whole = True
-            unfuse(self.model)
-            tell(f"the transformer's own kernels do not run here, so it is compiled as a whole ({first_line(error)})")
-            self.capture()
+        """Capture; a transformer first gives up cuDNN's attention, then kernels of ours and blocks that share their code."""
+        while True:
+            try:
+                return self.capture()
+            except Exception as error:
+                if not self.by_region:
+                    raise
+                if blocks.attends_by_cudnn(self.model):
+                    self.try_cudnn, instead = False, "attention is torch's own"
+                    blocks.attend_by_cudnn(self.model, False)
+                else:
+                    self.as_a_whole, instead = True, "the transformer is compiled as a whole, without kernels of ours"
+                    unfuse(self.model)
+                tell(f"{instead}: what is faster cannot be recorded here ({first_line(error)})")
 
     def capture(self, *, record: bool = True) -> None:
         """Compile, warm up and record, leaving all state of training as it was; raises whatever stands in the way.
@@ -141,7 +146,8 @@ class GraphedStep(Step):
 
     def _choose_attention(self) -> None:
         """cuDNN's, where torch would choose it too if it knew that its order of adding does not matter here."""
-        if not self.by_region or not self.config.deterministic or self.accelerator.mixed_precision != "bf16":
+        wanted = self.try_cudnn and self.by_region and self.config.deterministic
+        if not wanted or self.accelerator.mixed_precision != "bf16":
             return
         with fixed_order():
             if blocks.cudnn_repeats(self.model, self.config.micro_batch, self.device):
