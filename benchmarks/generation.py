@@ -35,17 +35,16 @@ from throughput import CHANNELS
 from torch import Tensor, nn
 
 from noisewise import DDPM, Objective
+from noisewise.feedback import full_float32
 from noisewise.generation.images import generate, to_uint8
 from noisewise.generation.replay import Replay
 from noisewise.generation.solvers import Solver
 from noisewise.metrics.distances import Network, compare_images
 from noisewise.metrics.features import feature_batches
 from noisewise.metrics.frechet import Moments, moments_distance
-from noisewise.metrics.inception import DIM, Inception
+from noisewise.metrics.inception import DIM, Inception, load_inception
 from noisewise.metrics.reference import Key, Reference, load_reference, save_reference
-from noisewise.metrics.weights import load_inception
 from noisewise.models.unet import UNet
-from noisewise.precision import full_float32
 from noisewise.training.fast.fuse import fuse
 from noisewise.training.run_folder import environment
 

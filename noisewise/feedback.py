@@ -8,7 +8,7 @@ import copy
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from noisewise import distributed
 from noisewise.levels import check_per_sample
-from noisewise.precision import full_float32
 
 
 def seed_torch(seed: int) -> None:
@@ -50,15 +49,20 @@ def preserved_random_state(seed: int | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def preserved_buffers(model: nn.Module | None) -> Iterator[None]:
-    """Puts running statistics (BatchNorm and the like) back after the block."""
-    before = [] if model is None else [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+def put_back(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Tensors have their own values again after the block, bit for bit and in place."""
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+            for tensor, value in before:
+                tensor.copy_(value)
+
+
+def preserved_buffers(model: nn.Module | None) -> AbstractContextManager[None]:
+    """Puts running statistics (BatchNorm and the like) back after the block."""
+    return put_back(() if model is None else model.buffers())
 
 
 @contextmanager
@@ -177,15 +181,11 @@ class KeptParameters:
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """The kept parameters inside the block, today's after it, bit for bit."""
-        with torch.no_grad():
-            now = [(one, one.detach().clone()) for one, _ in self.kept]
-            try:
+        with put_back(one for one, _ in self.kept):
+            with torch.no_grad():
                 for one, value in self.kept:
                     one.copy_(value)
-                yield
-            finally:
-                for one, value in now:
-                    one.copy_(value)
+            yield
 
 
 class Snapshot:
@@ -230,3 +230,24 @@ def _put_back(entries: dict[str, Any], before: dict[str, Any]) -> None:
             entries[name].copy_(value)
         else:
             entries[name] = copy.deepcopy(value)
+
+
+def _switches() -> list[tuple[Any, str, Any]]:
+    """(where, attribute, value without TF32)."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    if hasattr(convolutions, "conv"):  # torch 2.9 and later
+        return [(convolutions.conv, "fp32_precision", "ieee"), (products, "fp32_precision", "ieee")]
+    return [(convolutions, "allow_tf32", False), (products, "allow_tf32", False)]
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Convolutions and matrix products without TF32 inside the block; the caller's settings return after it."""
+    before = [(where, name, getattr(where, name)) for where, name, _ in _switches()]
+    try:
+        for where, name, value in _switches():
+            setattr(where, name, value)
+        yield
+    finally:
+        for where, name, value in before:
+            setattr(where, name, value)

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisewise.feedback import preserved_random_state
-from noisewise.precision import _switches
+from noisewise.feedback import _switches, preserved_random_state
 
 WARM_UP = 1  # passes on the recording's own stream, before one in which waiting is an error; the first call was one too
 KEPT = 4  # recordings of different inputs: a batch, the last one of a set, and both again where guidance doubles them

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from noisewise.feedback import full_float32
 from noisewise.metrics import dinov2 as dinov2_network
 from noisewise.metrics.inception import SIZE, Inception, folded
-from noisewise.precision import full_float32
 
 
 def check_images(images: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from noisewise.report.charts import (
 )
 from noisewise.report.subject import Subject, read_subject
 from noisewise.report.thumbnails import Picture, corner, pictures_of, read_pixels
-from noisewise.training.writing import writing
+from noisewise.training.plain_files import writing
 
 FORMATS = ("png", "svg", "pdf")
 INK, SOFT, GRID = "#1b1f24", "#58626d", "#e9ebed"  # as in style.css

@@ -14,7 +14,7 @@ from noisewise.generation.images import generate
 from noisewise.generation.replay import Replay, _Premise, replayed
 from noisewise.generation.solvers import default_solver
 from noisewise.metrics.heldout import NOISE_SEED, held_out_losses
-from noisewise.noise import normals
+from noisewise.streams import normals
 from tests.models.small_models import CLASSES, SHAPE, batch, small, stirred
 
 OBJECTIVES = [Objective(DDPM.linear()), Objective(EDM(), "edm")]

@@ -14,9 +14,8 @@ from torch import Tensor
 from noisewise.levels import check_size
 from noisewise.objective import Objective
 from noisewise.processes import Process
-from noisewise.samplers.adaptive.estimator import Estimator
+from noisewise.samplers.adaptive.estimator import Estimator, LossEstimator
 from noisewise.samplers.adaptive.lookahead import LookaheadEstimator
-from noisewise.samplers.adaptive.loss import LossEstimator
 from noisewise.samplers.adaptive.reinforce import ReinforceEstimator
 from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.correction import Correction
