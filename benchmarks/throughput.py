@@ -227,11 +227,13 @@ def measure(args: argparse.Namespace, model: str, path: str) -> dict[str, Any]:
 
 def kernels_of(step: Callable[[], None], steps: int = 3) -> list[tuple[str, float, float]]:
     """The kernels that take most of a step: name, microseconds and launches."""
-    activity = torch.profiler.ProfilerActivity.CUDA
-    with torch.profiler.profile(activities=[activity], acc_events=True) as profile:
-        for _ in range(steps):
-            step()
-        torch.cuda.synchronize()
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(steps):
+                step()
+            torch.cuda.synchronize()
+    except RuntimeError as error:  # the speed is known all the same
+        return [(f"no profile: {error}"[:110], 0.0, 0.0)]
     found = sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)[:KERNELS]
     return [(event.key[:110], round(event.self_device_time_total / steps, 1), event.count / steps) for event in found]
 
