@@ -30,4 +30,6 @@ def test_the_message_names_what_was_meant_and_what_there_is():
         "unknown sampler 'unifrm': did you mean 'uniform'? Known: beta, uniform"
     )
     assert unknown("sampler", "zzz", ["beta"]) == "unknown sampler 'zzz'. Known: beta"
+    assert unknown("sampler", "unifrm", ["uniform"], listed=False) == "unknown sampler 'unifrm': did you mean 'uniform'?"
+    assert unknown("sampler", "zzz", ["beta"], listed=False) == "unknown sampler 'zzz'. Known: beta"
     assert unknown("option of beta", "zzz", []) == "unknown option of beta 'zzz'. It has none."

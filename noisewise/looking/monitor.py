@@ -13,7 +13,7 @@ from noisewise.running import KeepsPrecision, RunningLoss, Skipped, even_edges, 
 
 
 class Monitor(KeepsPrecision):
-    """Watches a training run at any sampler: call `update(draw, losses)` once a step and `snapshot(sampler)` now and then.
+    """Watches a training run with any sampler: call `update(draw, losses)` once a step and `snapshot(sampler)` now and then.
 
     Args:
         bins: equal intervals of u.

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from noisewise.feedback import full_float32
 from noisewise.metrics.frechet import check_features
+from noisewise.precision import full_float32
 
 BLOCK = 1000
 OF_PRECISION, OF_DENSITY = 3, 5  # the k of the papers

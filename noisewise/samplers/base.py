@@ -124,7 +124,7 @@ def fine_grid(process: Process, device: torch.device | str) -> Tensor:
 
 
 class Sampler(KeepsPrecision):
-    """A timestep sampler: `density` and `quantile`, or a `table`, define it; `feedback` lets it learn.
+    """Draws noise levels. `density` and `quantile`, or a `table`, define it; `feedback` lets it learn.
 
     Args:
         process: the noising process.
@@ -176,7 +176,7 @@ class Sampler(KeepsPrecision):
         return self._table().density(u)
 
     def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        """Where the uniform number v lands: any map whose image of the uniform density is q."""
+        """u for uniform numbers v in [0, 1], such that u has the density q."""
         return self._table().draw(v)[0]
 
     def _table(self) -> Histogram:

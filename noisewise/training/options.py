@@ -33,7 +33,8 @@ def preset_path(name: str) -> Path:
     """The file of a preset, or an error that names them all."""
     path = PRESETS / f"{name}.yaml"
     if name not in preset_names():
-        raise ValueError(f"there is no preset {name!r}; choose one of {', '.join(preset_names())}")
+        meant = f"; did you mean {found}?" if (found := closest(name, preset_names())) else ""
+        raise ValueError(f"there is no preset {name!r}; choose one of {', '.join(preset_names())}{meant}")
     return path
 
 

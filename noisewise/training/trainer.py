@@ -120,11 +120,11 @@ class Trainer:
 
     def timed_step(self, wait: bool = True) -> None:
         """One step on the clock; `wait` for the device to finish it."""
-        start = time.perf_counter()
+        start, aside = time.perf_counter(), self.arithmetic.aside
         self.training_step()
         if wait:
             self.arithmetic.wait()
-        self.seconds += time.perf_counter() - start
+        self.seconds += time.perf_counter() - start - (self.arithmetic.aside - aside)
 
     def settle(self) -> None:
         """Wait, on the clock, for what the device still has to do: before another run uses it."""
@@ -141,9 +141,9 @@ class Trainer:
             seed_torch(stream_key(config.seed, STEP, self.step, micro, distributed.rank()) >> 1)
             x0, labels = self.batches.get(self.samples + micro * config.micro_batch)
             labels = labels if self.parts.classes else None
-            draws.append(self.sampler.sample(x0))
+            draws.append(arithmetic.draw(self.sampler, x0))
             losses.append(arithmetic.backward(x0, labels, draws[-1], last=micro == config.accumulation - 1))
-        with self.sampler.observe(draws, losses, self.loss_at(x0, labels)):
+        with self.sampler.observe(draws, losses, self.arithmetic.probes(x0, labels)):
             arithmetic.update(draws, losses)
         self.step += 1
         self.samples += config.batch

@@ -9,7 +9,6 @@ from torch import nn
 
 from noisewise import DDPM, Objective
 from noisewise.data import Synthetic
-from noisewise.feedback import full_float32
 from noisewise.generation.images import generate, generate_batches
 from noisewise.generation.replay import KEPT, Replay
 from noisewise.generation.sets import fill, image_set
@@ -18,6 +17,7 @@ from noisewise.generation.trained import load_trained, placed
 from noisewise.metrics.features import features
 from noisewise.metrics.heldout import held_out_losses
 from noisewise.models import UNet, with_labels
+from noisewise.precision import full_float32
 from noisewise.training.config import CheckpointConfig, ModelConfig
 from noisewise.training.fast.graphs import waiting_is_an_error
 from noisewise.training.run import train

@@ -3,9 +3,9 @@ import pytest
 import torch
 from PIL import Image
 
-from noisewise.feedback import full_float32
 from noisewise.generation.images import to_uint8
 from noisewise.metrics.features import PREPROCESSING, clean_fid, find_preprocessing, pytorch_fid
+from noisewise.precision import full_float32
 
 
 def random_images(*shape, seed=0):
