@@ -85,16 +85,6 @@ def test_seeds_give_different_orders_and_any_integer_is_a_seed():
     assert len(orders) == 5
 
 
-def test_permutations_are_uniform():
-    """Each of the 6 orders of 3 rows comes about equally often: 6,000 epochs, expected 1,000 each, standard deviation 29."""
-    counts = {}
-    for epoch in range(6000):
-        order = tuple(permutation(3, 5, epoch))
-        counts[order] = counts.get(order, 0) + 1
-    assert len(counts) == 6
-    assert max(abs(count - 1000) for count in counts.values()) < 4 * 29
-
-
 def test_at_most_two_permutations_are_held(mapped):
     with Batches(mapped, batch=3 * N + 1, seed=0, workers=0) as batches:
         for position in (0, 10 * N, 7, 1000 * N):

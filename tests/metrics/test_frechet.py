@@ -24,11 +24,6 @@ def covariance(variances, turned):
     return turned @ torch.diag(torch.as_tensor(variances, dtype=torch.float64)) @ turned.T
 
 
-def test_one_dimension_has_a_formula():
-    found = frechet_distance(torch.tensor([1.0]), torch.tensor([[4.0]]), torch.tensor([4.0]), torch.tensor([[25.0]]))
-    assert found == pytest.approx((4 - 1) ** 2 + (5 - 2) ** 2, abs=1e-12)
-
-
 def test_commuting_covariances_differ_by_their_deviations():
     turned = rotation(30)
     first, second = torch.logspace(2, -6, 30).double(), torch.logspace(-5, 3, 30).double()
