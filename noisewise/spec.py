@@ -21,12 +21,11 @@ from types import NoneType
 from typing import Any, get_args
 
 from noisewise.objective import Objective
-from noisewise.printable import printable
 from noisewise.processes import PROCESSES, Process
 from noisewise.samplers import ALIASES, SAMPLERS, Sampler
 from noisewise.samplers.learning import Learner
-from noisewise.suggest import unknown
 from noisewise.weighting import WEIGHTINGS, NoWeight, Weighting, WeightProduct
+from noisewise.words import printable, unknown
 
 DEEPEST = 20  # brackets in one another
 LONGEST = 4000  # characters

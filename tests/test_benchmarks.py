@@ -352,6 +352,7 @@ def test_seconds_of_runs_that_shared_a_gpu_are_those_of_their_steps_alone(benchm
 def test_the_cost_of_a_method_is_that_of_its_blocks_over_uniforms_of_the_same_round(benchmark, monkeypatch):
     method_cost = benchmark("method_cost")
     trainer = argparse.Namespace(objective=Objective(DDPM.linear()), device=torch.device("cpu"), network=None, optimizer=None)
+    trainer.arithmetic = None
     monkeypatch.setattr(method_cost, "protocol_trainer", lambda *_: trainer)
     clocks, calls = iter([9.0, 9.0, 1.0, 1.1, 2.0, 2.1, 4.0, 4.4]), []
 
@@ -360,7 +361,9 @@ def test_the_cost_of_a_method_is_that_of_its_blocks_over_uniforms_of_the_same_ro
         return next(clocks)
 
     monkeypatch.setattr(method_cost, "block", block)
-    args = argparse.Namespace(methods="min-snr,adaptive", device="cpu", channels=16, batch=8, rounds=3, steps=40, warm=7)
+    args = argparse.Namespace(
+        methods="min-snr,adaptive", device="cpu", channels=16, batch=8, rounds=3, steps=40, warm=7, limit=99
+    )
     uniform, adaptive = method_cost.measure(args)
     assert calls == [("Uniform", 7), ("AdaptiveSampler", 7)] + 3 * [("Uniform", 40), ("AdaptiveSampler", 40)]
     assert (uniform["method"], uniform["ratio"], uniform["steps_per_second"]) == ("uniform", 1.0, 20.0)

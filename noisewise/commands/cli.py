@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from noisewise.commands.parser import Parser
-from noisewise.printable import printable
 from noisewise.training.signals import Acknowledged
+from noisewise.words import printable
 
 COMMANDS = {
     "train": "train a model",

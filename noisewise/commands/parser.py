@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from noisewise.suggest import closest
+from noisewise.words import closest
 
 
 class Help(argparse.HelpFormatter):

@@ -88,7 +88,7 @@ class Monitor(KeepsPrecision):
             "loss2": torch.where(running.seen, running.second_moment(), torch.nan),
             "effective_share": self.effective_share,
             "skipped": self.skipped.total,
-            "outliers": running.usual.outliers,
+            "outliers": running.outliers,
             "density": self.densities[: self.kept],
             "step": self.steps[: self.kept],
         }

@@ -13,7 +13,6 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from noisewise.looking.palette import AROUND_UNIFORM, Method
-from noisewise.printable import in_lines
 from noisewise.report.charts import (
     Chart,
     HeatMap,
@@ -29,7 +28,8 @@ from noisewise.report.charts import (
 )
 from noisewise.report.subject import Subject, read_subject
 from noisewise.report.thumbnails import Picture, corner, pictures_of, read_pixels
-from noisewise.training.writing import writing
+from noisewise.training.plain_files import writing
+from noisewise.words import in_lines
 
 FORMATS = ("png", "svg", "pdf")
 INK, SOFT, GRID = "#1b1f24", "#58626d", "#e9ebed"  # as in style.css

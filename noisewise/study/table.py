@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from noisewise.printable import in_lines
 from noisewise.study.findings import baseline_name, explanation, findings, p_text
 from noisewise.study.outcome import Comparison
 from noisewise.study.summary import Spread, Summary, Unit, budget_unit, headline_images, metric_label, summarise
+from noisewise.words import in_lines
 
 FILE_WIDTH = 160  # of text where there is no terminal
 GAP = 2  # between columns

@@ -4,6 +4,7 @@ Estimators differ in how they learn; strata, floor, target, correction and state
 """
 
 import inspect
+import math
 import warnings
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisewise.feedback import replayed
 from noisewise.levels import check_size
 from noisewise.objective import Objective
 from noisewise.processes import Process
-from noisewise.samplers.adaptive.estimator import Estimator
+from noisewise.samplers.adaptive.estimator import Estimator, LossEstimator
 from noisewise.samplers.adaptive.lookahead import LookaheadEstimator
-from noisewise.samplers.adaptive.loss import LossEstimator
 from noisewise.samplers.adaptive.reinforce import ReinforceEstimator
 from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.correction import Correction
@@ -103,13 +104,12 @@ class AdaptiveSampler(Learner):
     def settle(self, mass: Tensor) -> None:
         """Take the masses that an estimator has learned (for all data, or the mean over a batch), unless they have collapsed.
 
-        Called at updates only: it waits for the device.
+        Called at updates only: unless `collapse` is 0 it waits for the device.
         """
-        self.skipped.warn()
         mass = mass.detach().double()
         mass = mass / mass.sum().clamp(min=1e-30)
         widths = self.table.widths.double()
-        width = float(torch.exp(-torch.special.xlogy(mass, mass / widths).sum()))
+        width = float(torch.exp(-torch.special.xlogy(mass, mass / widths).sum())) if self.collapse else math.inf
         if width < self.collapse:
             warnings.warn(
                 f"the adaptive sampler has collapsed at step {self.step}: all but {width:.2%} of the noise levels were "
@@ -146,11 +146,15 @@ class AdaptiveSampler(Learner):
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         if x0 is None or not self.conditional:
             return super()._draw(v, None)
-        rows = self.estimator.rows(self, x0)
-        u = rows.quantile(v)
-        density = rows.density(u)
+        u, density = replayed(self._draw_rows, self.estimator, v, x0)
         mass = self.masses(x0) if self.correction.needs_mean else None
         return u, density, self._weight(u, density, None if mass is None else (mass, mass / self.table.widths))
+
+    def _draw_rows(self, v: Tensor, x0: Tensor) -> tuple[Tensor, Tensor]:
+        """u and its density, for a density that depends on the data."""
+        rows = self.estimator.rows(self, x0)
+        u = rows.quantile(v)
+        return u, rows.density(u)
 
     def _kept(self, x0: Tensor | None) -> Tensor | None:
         return x0 if self.conditional else None
