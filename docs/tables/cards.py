@@ -81,4 +81,4 @@ def with_spread(ratios: dict[int, float]) -> str:
     if not ratios:
         return "–"
     spread = (max(ratios.values()) - min(ratios.values())) / 2
-    return f"{statistics.fmean(ratios.values()):.2f}" + (f" ± {spread:.2f}" if len(ratios) > 1 else "")
+    return f"{statistics.fmean(ratios.values()):.2f}" + (f"±{spread:.2f}" if len(ratios) > 1 else "")
