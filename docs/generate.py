@@ -58,6 +58,7 @@ MADE: dict[str, Callable[..., str]] = {
     "cost": estimators.cost,
     # speed
     "paths": speed.paths,
+    "transformers": speed.transformers,
     "earlier-paths": speed.earlier_paths,
     "set-up": speed.set_up,
     "profile": speed.profile,

@@ -58,6 +58,29 @@ def test_a_process_that_waits_for_its_turn_ends_when_nobody_is_left_to_give_it(b
     assert len(made) == 1  # none of the steps that are timed
 
 
+@pytest.mark.parametrize("settings", [{}, {"classes": 0}, {"final_conv": True, "time_mlp": True}])
+def test_operations_of_a_transformer_are_those_that_torch_counts(benchmark, settings):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from noisewise.models import DiT, UViT
+
+    for kind in (DiT, UViT):
+        more = {name: value for name, value in settings.items() if name == "classes" or kind is UViT}
+        network = kind((4, 8, 8), **{"classes": 7, "width": 32, "depth": 3, "heads": 4, **more})
+        x, time = torch.zeros(1, 4, 8, 8, requires_grad=True), torch.zeros(1)
+        with FlopCounterMode(display=False) as forward, sdpa_kernel(SDPBackend.MATH):  # the products of others go uncounted
+            network(x, time)
+        assert benchmark("throughput").transformer_operations(network) == 3 * forward.get_total_flops()
+
+
+def test_large_models_get_ready_one_after_another(benchmark):
+    groups, wanted = benchmark("throughput").groups, [("a", "x"), ("a", "y"), ("b", "x")]
+    assert groups(wanted, 0) == [wanted]
+    assert groups(wanted, 2) == [wanted[:2], wanted[2:]]
+    assert groups([], 0) == []
+
+
 # strata -----------------------------------------------------------------------------------------------------------------
 
 

@@ -18,11 +18,19 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.commands.generate import add_model_options, choose_solver, describe_set, make_set, place, prepare_processes
+from noisewise.commands.generate import (
+    add_model_options,
+    choose_solver,
+    describe_set,
+    loaded,
+    make_set,
+    place,
+    prepare_processes,
+)
 from noisewise.commands.parser import Parser
 from noisewise.data import Source, leaving_out_corrupt, open_data, open_named
 from noisewise.generation.sets import ImageSet
-from noisewise.generation.trained import Trained, load_trained
+from noisewise.generation.trained import Trained
 from noisewise.metrics import distances
 from noisewise.metrics.features import OF_INCEPTION
 from noisewise.metrics.heldout import check_classes, held_out_losses
@@ -113,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.target} is no run with a model: only the distances of its images (--metrics) can be measured")
     trained, asked = None, args.count is not None
     if is_run:
-        trained = load_trained(args.target, step=args.step, weights=args.model_weights, device=device, trust=args.trust)
+        trained = loaded(args, args.target, device)
         planned = trained.config.evaluation
         args.count = args.count if asked else planned.images
         if not args.data:

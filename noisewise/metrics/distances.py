@@ -144,7 +144,7 @@ def compare_images(
         real_pixels: real images (n, ...) uint8, for "sliced".
         batch: images at a time.
         seed: of subsets and resamples.
-        tf32: let the network use TF32 where torch's settings allow it: twice as fast, and FID moves by about 0.001.
+        tf32: let the network use TF32 where torch's settings allow it: faster, and FID moves by about 0.001.
         progress: told how many images this process has done.
     """
     metrics = check_metrics(metrics)

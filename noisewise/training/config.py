@@ -185,6 +185,8 @@ class Config:
         compile: torch.compile the model (the fast path always does).
         fast: on one CUDA device, fused kernels, a compiled model and the whole step in CUDA graphs: auto (where it can be, with
             a line that says why not), always (an error where it cannot) or never.
+        deterministic: on the fast path, take only kernels that always add in the same order, so that a resumed run is the same
+            bit for bit; with false it is the same up to rounding, and steps are faster.
         max_bad_steps: stop after so many steps in a row with a loss or gradient that is not finite.
         data: the data.
         model: the network.
@@ -214,6 +216,7 @@ class Config:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     compile: bool = False
     fast: Literal["auto", "always", "never"] = "auto"
+    deterministic: bool = True
     max_bad_steps: int = 20
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

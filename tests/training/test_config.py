@@ -48,6 +48,7 @@ OTHER = {  # for each setting, a value that it has neither by default nor in the
     "parallel": "fsdp",
     "compile": True,
     "fast": "never",
+    "deterministic": False,
     "max_bad_steps": 3,
     "data.source": "folder",
     "data.path": "pictures",
@@ -507,7 +508,7 @@ def test_the_objective_has_all_its_settings():
 
 FREE = {
     *("name", "out", "steps", "epochs", "seconds", "accumulation", "precision", "device", "parallel", "compile", "fast"),
-    "max_bad_steps",
+    *("deterministic", "max_bad_steps"),
     *("data.path", "data.shape", "data.classes", "data.resident", "data.workers", "optimizer.lr", "optimizer.clip"),
     "optimizer.cooldown",
     *(name for name in OTHER if name.startswith(("checkpoint.", "log.", "evaluation."))),

@@ -22,6 +22,7 @@ from noisewise.feedback import replaying
 from noisewise.models import with_labels
 from noisewise.samplers import Draw, Sampler
 from noisewise.samplers.base import LossAt
+from noisewise.training.fast import blocks
 from noisewise.training.fast.fuse import unfuse
 from noisewise.training.fast.update import FusedMove, fused_move
 from noisewise.training.step import Step, first_line
@@ -41,6 +42,8 @@ class GraphedStep(Step):
     unrepeatable: str | None = None  # what of the network adds in no fixed order, if anything does
     pool: Any = None  # of memory, which all graphs share
     stream: torch.cuda.Stream | None = None  # on which all are recorded
+    try_cudnn = True  # whether attention may be cuDNN's
+    as_a_whole = False  # compile the model at once, though it has blocks that could share their code
 
     def make_ready(self, tell: Callable[[str], None]) -> None:
         self.tell = tell
@@ -53,7 +56,7 @@ class GraphedStep(Step):
         """Capture; where that cannot be done it stays a plain step."""
         tell("compiling and recording the training step: up to two minutes, less the next time")
         try:
-            self.capture()
+            self._capture_somehow(tell)
         except Exception as error:
             if self.config.fast == "always":
                 raise
@@ -63,6 +66,27 @@ class GraphedStep(Step):
             tell(f"the plain path, not the fast one: the step cannot be recorded ({first_line(error)})")
         if self.ready and self.unrepeatable is not None:
             tell(f"a resumed run will be the same up to rounding, not bit for bit: {self.unrepeatable}")
+
+    @property
+    def by_region(self) -> bool:
+        """Whether blocks are compiled, not the model."""
+        return not self.as_a_whole and bool(blocks.regions(self.model))
+
+    def _capture_somehow(self, tell: Callable[[str], None]) -> None:
+        """Capture; a transformer first gives up cuDNN's attention, then kernels of ours and blocks that share their code."""
+        while True:
+            try:
+                return self.capture()
+            except Exception as error:
+                if not self.by_region:
+                    raise
+                if blocks.attends_by_cudnn(self.model):
+                    self.try_cudnn, instead = False, "attention is torch's own"
+                    blocks.attend_by_cudnn(self.model, False)
+                else:
+                    self.as_a_whole, instead = True, "the transformer is compiled as a whole, without kernels of ours"
+                    unfuse(self.model)
+                tell(f"{instead}: what is faster cannot be recorded here ({first_line(error)})")
 
     def capture(self, *, record: bool = True) -> None:
         """Compile, warm up and record, leaving all state of training as it was; raises whatever stands in the way.
@@ -91,6 +115,8 @@ class GraphedStep(Step):
         self.micro, self.ready = 0, True
 
     def _compiled(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+        if self.by_region:
+            return blocks.compiled_by_region(self.model, self.call)
         compiled = torch.compile(self.model, dynamic=False)
         return with_labels(cast(nn.Module, compiled))
 
@@ -100,7 +126,8 @@ class GraphedStep(Step):
         stream.wait_stream(torch.cuda.current_stream(self.device))
         gradients, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self.pool = pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.stream(stream), repeatable_kernels():
+        with torch.cuda.stream(stream), repeatable_kernels() if self.config.deterministic else any_kernels():
+            self._choose_attention()
             self._first_gradients()
             for _ in range(WARM_UP):
                 self._gradients()
@@ -128,6 +155,15 @@ class GraphedStep(Step):
     def _fused_move(self) -> FusedMove | None:
         return fused_move(self.optimizer, self.ema.pairs(), self.config.optimizer.clip)
 
+    def _choose_attention(self) -> None:
+        """cuDNN's, where torch would choose it too if it knew that its order of adding does not matter here."""
+        wanted = self.try_cudnn and self.by_region and self.config.deterministic
+        if not wanted or self.accelerator.mixed_precision != "bf16":
+            return
+        with fixed_order():
+            if blocks.cudnn_repeats(self.model, self.config.micro_batch, self.device):
+                blocks.attend_by_cudnn(self.model)
+
     def _first_gradients(self) -> None:
         """Find out whether all of the network can be held to a fixed order of adding."""
         self.unrepeatable = None
@@ -145,7 +181,8 @@ class GraphedStep(Step):
         if self.config.accumulation == 1:
             self.drop_gradients()  # new ones come to lie at the same place in every replay
         losses = self.loss_at(self.x0, self.labels, self.compiled)
-        with fixed_order() if self.unrepeatable is None else nullcontext():  # both passes: they are compiled together
+        fixed = self.config.deterministic and self.unrepeatable is None
+        with fixed_order() if fixed else nullcontext():  # both passes: they are compiled together
             self.micro_losses = self.differentiate(losses, self.u, self.weight)
 
     def _update(self) -> None:
@@ -253,6 +290,17 @@ def repeatable_kernels() -> Iterator[None]:
     try:
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             yield
+    finally:
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def any_kernels() -> Iterator[None]:
+    """cuDNN chooses convolutions by trial, also such as add in no fixed order, and torch any attention."""
+    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
+    try:
+        yield
     finally:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
 
