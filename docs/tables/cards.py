@@ -63,6 +63,11 @@ def means(found: dict[tuple[str, str, int, str], dict[int, float]]) -> str:
     if len(lines) > MANY:
         shortest = min((spec for *_, spec in lines), key=len)
         lines = [line for line in lines if line[2] == shortest]
+    if len(lines) == 1:
+        data, steps, spec = lines[0]
+        ends = {process: ratios.get((data, process, steps, spec), {}) for process in processes}
+        said = " and ".join(f"{with_spread(end)} ({PROCESSES[process]})" for process, end in ends.items() if end)
+        return f"`{spec}`: {said} times uniform's distance; {data}, {steps:,} steps."
     cells = [
         [f"`{spec}`", data, f"{steps:,}", *(with_spread(ratios.get((data, process, steps, spec), {})) for process in processes)]
         for data, steps, spec in lines
@@ -76,4 +81,4 @@ def with_spread(ratios: dict[int, float]) -> str:
     if not ratios:
         return "–"
     spread = (max(ratios.values()) - min(ratios.values())) / 2
-    return f"{statistics.fmean(ratios.values()):.2f}" + (f" ± {spread:.2f}" if len(ratios) > 1 else "")
+    return f"{statistics.fmean(ratios.values()):.2f}" + (f"±{spread:.2f}" if len(ratios) > 1 else "")
