@@ -363,7 +363,7 @@ def _generator(key: int) -> torch.Generator:
 def kept_optimal_loss(
     objective: Objective,
     source: Source,
-    levels: int = 50,
+    levels: int | Tensor = 50,
     *,
     classes: bool = False,
     flip: bool = False,
@@ -379,7 +379,7 @@ def kept_optimal_loss(
     settings: dict[str, Any] = {
         "format": FORMAT,
         "data": source.fingerprint(),
-        "log_snr": _log_snr(objective.process, middles(levels)).tolist(),
+        "log_snr": _log_snr(objective.process, middles(levels) if isinstance(levels, int) else levels).tolist(),
         "classes": classes,
         "flip": flip,
         "references": min(references or count, count),
