@@ -64,7 +64,10 @@ def level_grid(levels: Levels, process: Process) -> Tensor:
         if levels < 1:
             raise ValueError(f"levels must be >= 1, got {levels}")
         return middles(int(levels))
-    u = torch.as_tensor(levels, dtype=torch.float64).cpu()
+    try:
+        u = torch.as_tensor(levels, dtype=torch.float64).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        u = torch.empty(0)
     if u.ndim != 1 or not len(u) or not bool(((u >= 0) & (u <= 1)).all()) or not bool((u.diff() > 0).all()):
         raise ValueError("levels must be rising numbers u in [0, 1], least noise first; process.u_of_time(time) makes them")
     return u
@@ -233,6 +236,8 @@ def validate(
         optimal: the loss of a perfect model, from `noisewise.metrics.optimal_loss`: the result then knows what is `reducible`.
     """
     _check_arguments(model_or_losses, batches, objective)
+    if optimal is not None and not hasattr(optimal, "at"):
+        raise TypeError(f"optimal must be what optimal_loss(objective, data) returns, got {type(optimal).__name__}")
     grid = level_grid(levels, objective.process)
     if per_sample is not None and not 1 <= per_sample <= len(grid):
         raise ValueError(f"per_sample must lie between 1 and levels={len(grid)}, got {per_sample}")

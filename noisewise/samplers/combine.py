@@ -29,6 +29,8 @@ class Combined(Sampler):
         draws: str | None = None,
         **common: Any,
     ) -> None:
+        for part in parts:
+            _check_part(part, type(self).__name__)
         if correction is None:
             wanted = {part.correction for part in parts if not isinstance(part, Uniform)}
             if len(wanted) > 1:
@@ -58,6 +60,15 @@ class Combined(Sampler):
 
     def _kept(self, x0: Tensor | None) -> Tensor | None:
         return self.active()._kept(x0)
+
+
+def _check_part(part: Any, whole: str) -> None:
+    if not isinstance(part, Sampler):
+        raise TypeError(f"{whole} is made of samplers, such as Uniform(process), got {type(part).__name__}")
+    if type(part)._second is not Sampler._second:
+        raise ValueError(
+            f"{whole} would hand on t of the pairs and lose r: put pairs outermost, as in pairs:of=({whole.lower()}:...)"
+        )
 
 
 class Mix(Combined):
@@ -97,6 +108,7 @@ class Product(Sampler):
     def __init__(
         self, process: Process, of: Sampler, weight: Weighting, objective: Objective | None = None, **common: Any
     ) -> None:
+        _check_part(of, type(self).__name__)
         if not of.constant:
             raise ValueError(f"product takes a fixed density, but {type(of).__name__} changes during training")
         check_same(process, of.process, "what product is made of")

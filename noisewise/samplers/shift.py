@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,6 +15,7 @@ from noisewise.samplers.combine import Combined
 
 ShiftOf = Callable[..., float | Tensor]
 """From the shape of a batch to its shift, or to one for each sample."""
+LEAST, MOST = 1e-4, 1e4
 Model = Literal["sd3", "flux", "qwen_image", "rae", "wan_480p", "wan_720p"]
 
 
@@ -26,7 +28,7 @@ def tokens(shape: torch.Size) -> int:
 
 def by_tokens(low: float, high: float, most: int) -> ShiftOf:
     """exp(mu), mu linear in the number of tokens: `low` at 256 of them, `high` at `most`."""
-    return lambda shape: math.exp(low + (high - low) * (tokens(shape) - 256) / (most - 256))
+    return lambda shape: math.exp(min(low + (high - low) * (tokens(shape) - 256) / (most - 256), 99.0))  # refused if so large
 
 
 def by_dimension(base: int) -> ShiftOf:
@@ -94,7 +96,7 @@ class Shift(Combined):
                     f"shift has {len(self._shift)} entries for a batch of {shape[0]}: set sampler.shift to one each"
                 )
             return self._shift
-        return _check(self._shift(shape)) if callable(self._shift) else self._shift
+        return _found(self._shift(shape), shape) if callable(self._shift) else self._shift
 
     def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
         if x0 is None and callable(self._shift):
@@ -127,11 +129,32 @@ def _like(s: float | Tensor, u: Tensor) -> float | Tensor:
     return s.to(u) if isinstance(s, Tensor) else s
 
 
+def _found(s: Any, shape: torch.Size) -> Any:
+    """What a function of the shape returned, if it is a shift for this batch."""
+    if isinstance(s, Tensor) and s.shape not in (torch.Size(), shape[:1]):
+        raise ValueError(f"the function of shift must return a number, or ({shape[0]},) numbers, got shape {tuple(s.shape)}")
+    try:
+        return _check(s)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{error}, for data of shape {tuple(shape)}") from None
+
+
 def _check(s: Any) -> Any:
-    """s itself, if it is positive and finite; one of a device is not waited for."""
+    """s itself, if levels can be drawn with it; one of a device is not waited for."""
     if isinstance(s, Tensor):
-        if visible(s) and not bool(((s > 0) & torch.isfinite(s)).all()):
-            raise ValueError(f"shift must be positive and finite, got {float(s.min()):g} to {float(s.max()):g}")
-    elif not 0 < s < math.inf:
-        raise ValueError(f"shift must be positive and finite, got {s}")
+        if not visible(s) or not s.numel():
+            return s
+        least, most = (float(end) for end in s.detach().aminmax())
+        got = f"{least:g} to {most:g}"
+    elif isinstance(s, Real):
+        least = most = float(s)
+        got = f"{most:g}"
+    else:
+        raise TypeError(
+            f"shift must be a number, a tensor with one a sample, or a function of the shape, got {type(s).__name__}"
+        )
+    if not (least > 0 and most < math.inf):  # also of what is not a number
+        raise ValueError(f"shift must be positive and finite, got {got}")
+    if least < LEAST or most > MOST:
+        raise ValueError(f"shift must lie between {LEAST:g} and {MOST:g}, where float32 tells noise levels apart, got {got}")
     return s

@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_right
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -106,6 +107,9 @@ class Window(Combined):
 
 def window_of_u(process: Process, low: float | None, high: float | None, over: str) -> tuple[float, float]:
     """A window as two quantiles u; of a discrete process the timesteps whose level is `low` or above, and below `high`."""
+    for bound in (low, high):
+        if not (bound is None or isinstance(bound, Real | Tensor)):
+            raise TypeError(f"the bounds of a window must be numbers or None, got {bound!r}")
     bounds = (-math.inf if low is None else low, math.inf if high is None else high)
     if not bounds[0] < bounds[1]:  # also of what is not a number
         raise ValueError(f"the window is empty: low must be below high, got {low} and {high}")
@@ -142,7 +146,11 @@ class Piecewise(Combined):
     """
 
     def __init__(self, process: Process, stages: dict[int, Sampler], **common: Any) -> None:
-        starts = list(stages)
+        starts = list(stages or [])
+        if not isinstance(stages, dict) or not all(isinstance(start, int) for start in starts):
+            raise TypeError(
+                f"stages must be a dict, as in {{0: first, 5000: second}}, whose keys are whole steps, got {stages!r}"
+            )
         if not starts or starts[0] != 0 or starts != sorted(set(starts)):
             raise ValueError(f"stages must begin at step 0 and rise from there, got {', '.join(map(str, starts)) or 'none'}")
         super().__init__(process, list(stages.values()), **common)

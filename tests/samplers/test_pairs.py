@@ -119,6 +119,21 @@ def test_pairs_are_joined_and_repeat():
     assert torch.equal(*draws)
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "window:of=(pairs:of=uniform),low=0.5",
+        "mix:of=(pairs:of=uniform)",
+        "piecewise:stages=(0=(pairs:of=uniform),9=uniform)",
+        "product:of=(pairs:of=uniform),weight=minsnr",
+        "pairs:of=(pairs:of=uniform)",
+    ],
+)
+def test_a_sampler_around_pairs_would_lose_r_and_is_refused(spec):
+    with pytest.raises(ValueError, match="put pairs outermost"):
+        noisewise.recipe(spec, Flow())
+
+
 @pytest.mark.parametrize("settings", ["equal=1.5", "equal=-0.1", "how=above"])
 def test_wrong_settings_are_refused(settings):
     with pytest.raises(ValueError, match=r"equal|how"):

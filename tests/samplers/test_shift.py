@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
@@ -91,12 +92,41 @@ def test_a_shift_set_anew_is_used():
         (torch.tensor([1.0, 0.0]), "positive and finite"),
         (torch.ones(2, 2), "a vector"),
         (torch.ones(2, dtype=torch.long), "a vector"),
+        (torch.tensor([1.0, math.nan]), "positive and finite"),
+        (1e5, r"between 0\.0001 and 10000"),
+        (torch.tensor([1.0, 1e-5]), r"between 0\.0001 and 10000"),
+        (None, "got NoneType"),
+        ([1.0, 2.0], "got list"),
+        (np.ones(2), "got ndarray"),
         ("fluxx", "unknown shift"),
     ],
 )
 def test_wrong_shifts_are_one_clear_line(shift, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message) as raised:
         Shift(Flow(), Uniform(Flow()), shift)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (-1.0, "positive and finite, got -1, for data of shape"),
+        (torch.ones(3), r"\(4,\) numbers, got shape \(3,\)"),
+        (torch.ones(4, 1), r"\(4,\) numbers, got shape \(4, 1\)"),
+        (None, "got NoneType"),
+        ([1.0] * 4, "got list"),
+    ],
+)
+def test_a_function_that_finds_no_shift_is_told(found, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        Shift(Flow(), Uniform(Flow()), lambda shape: found).sample(latents(4, 3))
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 21, 90, 160), (1, 1, 9000, 9000)])
+def test_an_image_models_shift_is_refused_for_a_shape_it_was_not_made_for(shape):
+    """A video has so many tokens that Flux's rule would draw pure noise alone."""
+    with pytest.raises(ValueError, match=r"between 0\.0001 and 10000"):
+        noisewise.recipe("shift:of=uniform,shift=flux", Flow()).sample(torch.empty(1).expand(shape))
 
 
 def test_what_is_missing_for_a_shift_is_said():
