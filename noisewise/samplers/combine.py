@@ -30,7 +30,7 @@ class Combined(Sampler):
         **common: Any,
     ) -> None:
         for part in parts:
-            _check_part(part, type(self).__name__)
+            check_part(part, type(self).__name__)
         if correction is None:
             wanted = {part.correction for part in parts if not isinstance(part, Uniform)}
             if len(wanted) > 1:
@@ -62,7 +62,8 @@ class Combined(Sampler):
         return self.active()._kept(x0)
 
 
-def _check_part(part: Any, whole: str) -> None:
+def check_part(part: Any, whole: str) -> None:
+    """An error if this cannot be a part of another sampler."""
     if not isinstance(part, Sampler):
         raise TypeError(f"{whole} is made of samplers, such as Uniform(process), got {type(part).__name__}")
     if type(part)._second is not Sampler._second:
@@ -108,7 +109,7 @@ class Product(Sampler):
     def __init__(
         self, process: Process, of: Sampler, weight: Weighting, objective: Objective | None = None, **common: Any
     ) -> None:
-        _check_part(of, type(self).__name__)
+        check_part(of, type(self).__name__)
         if not of.constant:
             raise ValueError(f"product takes a fixed density, but {type(of).__name__} changes during training")
         check_same(process, of.process, "what product is made of")
