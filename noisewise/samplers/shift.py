@@ -81,6 +81,7 @@ class Shift(Combined):
         if not callable(found):
             _check(found)
         self._shift = found
+        self._seen: float | Tensor | None = None if callable(found) else found  # of the last batch, for plots
         self.conditional = callable(found) or isinstance(found, Tensor) or self.of.conditional
         self._mean_weight = None
         self._check_mean_is_known()
@@ -101,17 +102,17 @@ class Shift(Combined):
     def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
         if x0 is None and callable(self._shift):
             raise ValueError("this shift depends on the shape of the data: call sample(x0) with the batch, not with its size")
-        s = _like(self.shift_of(v.shape if x0 is None else x0.shape), v)
+        self._seen = s = _like(self.shift_of(v.shape if x0 is None else x0.shape), v)
         u = self.of.quantile(v, x0)
         return (s * u / (1 + (s - 1) * u)).clamp(2.0**-24, 1 - 2.0**-24)
 
     def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        """Without data: the mean over the shifts of a tensor, and not shifted where s depends on the shape."""
+        """Without data: the mean over the shifts of a tensor; where s depends on the shape that of the last batch, if any."""
         if x0 is not None:
             return self._density(u, _like(self.shift_of(x0.shape), u), x0)
-        if isinstance(self._shift, Tensor):
-            return torch.stack([self._density(u, one) for one in self._shift.to(u)]).mean(0)
-        return self.of.density(u) if callable(self._shift) else self._density(u, self._shift)
+        if isinstance(self._seen, Tensor):
+            return torch.stack([self._density(u, one) for one in self._seen.to(u).flatten()]).mean(0)
+        return self.of.density(u) if self._seen is None else self._density(u, self._seen)
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         known = x0 is not None or not isinstance(self._shift, Tensor)

@@ -72,6 +72,19 @@ def test_a_function_of_the_shape():
     assert large == pytest.approx(0.8, abs=0.01)  # s u / (1 + (s - 1) u) at a half
 
 
+def test_plots_without_data_show_the_shift_of_the_last_batch():
+    u = torch.linspace(0.1, 0.9, 9)
+    sampler = noisewise.recipe("piecewise:stages=(0=(shift:of=uniform,shift=rae),9=uniform)", Flow()).sampler
+    torch.testing.assert_close(sampler.density(u), torch.ones(9))
+    for channels in (16, 64):
+        sampler.sample(latents(4, channels, 32, 32))
+        torch.testing.assert_close(sampler.density(u), Shift(Flow(), Uniform(Flow()), (channels / 4) ** 0.5).density(u))
+    each = Shift(Flow(), Uniform(Flow()), lambda shape: torch.linspace(1, 2, shape[0]))
+    each.sample(latents(3, 2))
+    rows = torch.stack([Shift(Flow(), Uniform(Flow()), s).density(u) for s in (1.0, 1.5, 2.0)])
+    torch.testing.assert_close(each.density(u), rows.mean(0))
+
+
 def test_a_shift_set_anew_is_used():
     sampler = Shift(Flow(), Uniform(Flow()), torch.ones(4))
     sampler.shift = torch.full((6,), 2.0)
