@@ -5,6 +5,8 @@ import importlib
 import json
 import math
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from noisewise.training.config import EMAConfig
 from noisewise.training.options import load_preset
 from noisewise.training.run import Run
 from tests.study.made import curve, planted
-from tests.training.tiny import tiny
+from tests.training.tiny import DIT, tiny
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -431,3 +433,17 @@ def test_a_fine_tune_writes_a_row_for_every_method_and_mark(benchmark, tmp_path,
     assert [(row["method"], row["step"]) for row in rows] == [(name, 1) for name in finetune.METHODS]
     assert all(len(row["loss"]) == 3 and row["distance"] > 0 for row in rows)
     assert len(finetune.images_of("all", [3, 8])) == 183 + 174
+
+
+def test_the_half_hour_run_goes_on_where_it_was_stopped(tmp_path):
+    """A first sitting that ends at once, and a second that ends: as many steps as planned, with a cool-down, one row each."""
+    command = [sys.executable, BENCHMARKS / "speedrun.py", "--preset", "digits", "--minutes", "0.02", "--images", "16"]
+    command += ["--samplers", "uniform", "--out", tmp_path / "runs", "--json", tmp_path / "rows.jsonl", "--batch=8"]
+    command += ["--model.name=dit", f"--model.options={json.dumps(DIT)}"]
+    first = subprocess.run([*command, "--limit-seconds", "0"], capture_output=True, text=True)
+    assert first.returncode == 0 and "the same command goes on" in first.stdout, first.stderr
+    second = subprocess.run(command, capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    (row,) = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
+    assert row["step"] == row["config"]["steps"] and row["config"]["optimizer"]["cooldown"] == round(0.2 * row["step"])
+    assert (tmp_path / "runs" / "uniform.png").exists()

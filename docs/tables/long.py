@@ -12,41 +12,53 @@ from .field import NAMES
 
 def runs() -> str:
     """FID at each mark, a line a run, and its ratio to uniform's with the same seed at the last mark both have."""
-    curves: dict[tuple[int, str], dict[int, float]] = {}
+    curves: dict[tuple[str, int, str], dict[int, float]] = {}
     for row in rows("cifar10-v2-runs.jsonl"):
-        curves.setdefault((row["seed"], NAMES.get(spec_now(row), row["method"])), {})[row["step"]] = row["distance"]
+        method = NAMES.get(spec_now(row), row["method"])
+        curves.setdefault((row["process"], row["seed"], method), {})[row["step"]] = row["distance"]
     marks = sorted({step for curve in curves.values() for step in curve})
     lines = []
-    for (seed, method), curve in sorted(curves.items()):
-        uniform = curves[seed, "uniform"]
-        ratio = "" if method == "uniform" else f"{curve[max(curve)] / uniform[max(curve)]:.2f}"
-        lines.append([str(seed), method, *(f"{curve[mark]:.1f}" if mark in curve else "–" for mark in marks), ratio])
-    return table(["seed", "method", *(f"{mark:,}" for mark in marks), "last over uniform's"], lines)
+    for (process, seed, method), curve in sorted(curves.items()):
+        uniform = curves[process, seed, "uniform"]
+        last = max(curve.keys() & uniform.keys())
+        ratio = "" if method == "uniform" else f"{curve[last] / uniform[last]:.2f}"
+        lines.append([process, str(seed), method, *in_marks(curve, marks), ratio])
+    return table(["process", "seed", "method", *(f"{mark:,}" for mark in marks), "last over uniform's"], lines)
+
+
+def in_marks(curve: dict[int, float], marks: list[int]) -> list[str]:
+    return [f"{curve[mark]:.1f}" if mark in curve else "–" for mark in marks]
 
 
 def branches(plan: str) -> str:
     """FID at each mark of the runs of a plan, over uniform's and over the default's with the same seed."""
-    known = {(row["method"], row["step"]): row["distance"] for row in rows("cifar10-v2-runs.jsonl") if row["seed"] == 5}
-    curves: dict[str, dict[int, float]] = {}
+    known = {about(row): row["distance"] for row in rows("cifar10-v2-runs.jsonl")}
+    found: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows("cifar10-v2-branches.jsonl"):
         if row["plan"] == plan:
-            curves.setdefault(row["run"], {})[row["step"]] = row["distance"]
-    marks = sorted({step for curve in curves.values() for step in curve})
+            found.setdefault(row["run"], {})[row["step"]] = row
+    marks = sorted({step for curve in found.values() for step in curve})
     lines = []
-    for name, curve in curves.items():
-        last = max(curve)
-        ratios = (f"{curve[last] / known[other, last]:.2f}" for other in ("uniform", "adaptive"))
-        lines.append([f"`{name}`", *(f"{curve[mark]:.1f}" if mark in curve else "–" for mark in marks), *ratios])
+    for name, curve in found.items():
+        end = curve[max(curve)]
+        ratios = (f"{end['distance'] / known[about(end, other)]:.2f}" for other in ("uniform", "adaptive"))
+        distances = {step: row["distance"] for step, row in curve.items()}
+        lines.append([f"`{name}`", *in_marks(distances, marks), *ratios])
     return table(["run", *(f"{mark:,}" for mark in marks), "last over uniform's", "over the default's"], lines)
+
+
+def about(row: dict[str, Any], method: str | None = None) -> tuple[str, int, str, int]:
+    """Which evaluation of which run: its own, or that of another method beside it."""
+    return row["process"], row["seed"], method or row["method"], row["step"]
 
 
 def losses_by_tenth(plan: str) -> str:
     """Held-out loss by tenth of u at the last mark of each run of a plan, over the default's at that step."""
-    known = {row["step"]: row["held_out"] for row in rows("cifar10-v2-runs.jsonl") if row["method"] == "adaptive"}
+    known = {about(row): row["held_out"] for row in rows("cifar10-v2-runs.jsonl")}
     ends = {row["run"]: row for row in rows("cifar10-v2-branches.jsonl") if row["plan"] == plan}
     lines = []
     for name, row in ends.items():
-        ratios = zip(tenths(row["held_out"]), tenths(known[row["step"]]), strict=True)
+        ratios = zip(tenths(row["held_out"]), tenths(known[about(row, "adaptive")]), strict=True)
         lines.append([f"`{name}`", f"{row['step']:,}", *(f"{mine / other:.3f}" for mine, other in ratios)])
     return table(["run", "steps", *(f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in range(10))], lines)
 

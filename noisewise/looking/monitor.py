@@ -1,5 +1,6 @@
 """What happened at each noise level: losses, counts, effective sample size, the density through training."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -100,21 +101,26 @@ class Monitor(KeepsPrecision):
         self.kept, self.spacing, self.calls = (int(value) for value in state)
 
 
-def mean_density(sampler: Any, bins: int, x0: Tensor | None = None, per_bin: int = 8) -> Tensor:
+POINTS = 1000  # at least so many of u: one in each of 1000 timesteps or strata, so that a density's mean is 1
+
+
+def mean_density(sampler: Any, bins: int, x0: Tensor | None = None) -> Tensor:
     """The sampler's density in equal intervals of u, averaged within each (and over `x0`, if given)."""
-    n = bins * per_bin
-    u = middles(n, sampler.device)
-    result: Tensor = sampler.marginal(u, x0).view(bins, per_bin).mean(1)
+    result: Tensor = sampler.marginal(_points(sampler, bins), x0).view(bins, -1).mean(1)
     return result
 
 
-def mean_objective(sampler: Any, weighting: Any, objective: Any, bins: int, per_bin: int = 8) -> Tensor:
+def mean_objective(sampler: Any, weighting: Any, objective: Any, bins: int) -> Tensor:
     """The objective that is really trained, in equal intervals of u: how often each is drawn, times how much the model's loss
     counts there (importance weight and loss weight), over the mean of that. What a weight does thus shows as a density would.
     """
-    n = bins * per_bin
-    u = middles(n, sampler.device)
+    u = _points(sampler, bins)
     density = sampler.marginal(u)
     share = density * sampler._weight(u, density) * weighting.weights(objective, u)
-    result: Tensor = share.view(bins, per_bin).mean(1)
+    result: Tensor = share.view(bins, -1).mean(1)
     return result / result.mean().clamp(min=1e-30)
+
+
+def _points(sampler: Any, bins: int) -> Tensor:
+    """Evenly spaced, equally many in each of the bins."""
+    return middles(bins * math.ceil(POINTS / bins), sampler.device)

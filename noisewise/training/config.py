@@ -69,6 +69,7 @@ class OptimizerConfig:
         eps: of Adam.
         weight_decay: of AdamW.
         warmup: steps in which the learning rate rises to lr.
+        cooldown: last steps of the run, in which it falls to zero; may be given to a run that goes on.
         clip: largest norm of the gradient; null for none.
     """
 
@@ -78,6 +79,7 @@ class OptimizerConfig:
     eps: float = 1e-8
     weight_decay: float = 0.0
     warmup: int = 0
+    cooldown: int = 0
     clip: float | None = 1.0
 
 
@@ -245,6 +247,7 @@ class Config:
         not_negative = {
             "seed": self.seed,
             "optimizer.warmup": self.optimizer.warmup,
+            "optimizer.cooldown": self.optimizer.cooldown,
             "optimizer.weight_decay": self.optimizer.weight_decay,
             "checkpoint.keep_every": self.checkpoint.keep_every,
             "log.samples_every": self.log.samples_every,
@@ -271,6 +274,8 @@ class Config:
             raise ValueError(f"model.label_dropout must lie in [0, 1), got {self.model.label_dropout}")
         if self.optimizer.weight_decay and self.optimizer.name == "adam":
             raise ValueError("optimizer.weight_decay needs optimizer.name=adamw: Adam would mix it into the gradient")
+        if self.optimizer.cooldown and self.seconds is not None:
+            raise ValueError("optimizer.cooldown needs a run whose last step is known: give steps or epochs instead of seconds")
         if self.precision == "fp16" and any(name in self.sampler for name in ("lookahead", "gradient_variance")):
             raise ValueError(
                 "precision=fp16 scales the loss, which samplers that differentiate do not; use bf16 or fp32 with them"
@@ -300,5 +305,5 @@ PINNED = (
 )
 """Settings that a run keeps for life; the others may change when it is resumed."""
 
-FREE_WITHIN = {"data": ("path", "resident", "workers", "shape", "classes"), "optimizer": ("lr", "clip")}
-"""Parts of those that may change all the same: where the data lie, and what a run that diverges needs."""
+FREE_WITHIN = {"data": ("path", "resident", "workers", "shape", "classes"), "optimizer": ("lr", "cooldown", "clip")}
+"""Parts of those that may change all the same: where the data lie, what a run that diverges needs, and how one ends."""

@@ -27,9 +27,11 @@ def make_optimizer(
     )
 
 
-def learning_rate(config: OptimizerConfig, step: int) -> float:
-    """At optimizer step `step` (from 0): linear warm-up, then constant."""
-    return config.lr * min(1.0, (step + 1) / config.warmup) if config.warmup else config.lr
+def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
+    """At optimizer step `step` (from 0) of `steps`: linear warm-up, constant, linear cool-down."""
+    begun = (step + 1) / config.warmup if config.warmup else 1.0
+    left = (steps - step) / config.cooldown if config.cooldown else 1.0
+    return config.lr * min(1.0, begun, left)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

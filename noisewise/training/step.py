@@ -72,7 +72,8 @@ class Step:
         """Get ready for optimizer step `step`."""
         if not self.network.training:
             self.network.train()
-        optimization.set_learning_rate(self.optimizer, optimization.learning_rate(self.config.optimizer, step))
+        rate = optimization.learning_rate(self.config.optimizer, step, self.config.steps)
+        optimization.set_learning_rate(self.optimizer, rate)
         self.loss.zero_()
         self.clear()
 

@@ -170,7 +170,7 @@ class Trainer:
             "steps_per_second": round(steps / seconds, 3) if seconds else None,
             "loss": loss if math.isfinite(loss) else None,  # none of the steps was made
             "gradient_norm": norm if math.isfinite(norm) else None,
-            "lr": optimization.learning_rate(self.config.optimizer, self.step - 1),
+            "lr": optimization.learning_rate(self.config.optimizer, self.step - 1, self.config.steps),
             "skipped": int(self.guard.skipped),
             "loss_by_level": self.loss_by_level(),
             "density_by_level": _rounded(mean_density(self.sampler, FINE)),

@@ -66,6 +66,7 @@ OTHER = {  # for each setting, a value that it has neither by default nor in the
     "optimizer.betas": [0.5, 0.75],
     "optimizer.eps": 1e-6,
     "optimizer.warmup": 9,
+    "optimizer.cooldown": 7,
     "optimizer.clip": None,
     "ema.kind": "power",
     "ema.decay": 0.5,
@@ -439,6 +440,7 @@ IMPOSSIBLE = {
     "optimizer.clip": 0.0,
     "seed": -1,
     "optimizer.warmup": -1,
+    "optimizer.cooldown": -1,
     "optimizer.weight_decay": -0.1,
     "checkpoint.keep_every": -1,
     "log.samples_every": -1,
@@ -536,6 +538,7 @@ FREE = {
     *("name", "out", "steps", "epochs", "seconds", "accumulation", "precision", "device", "parallel", "compile", "fast"),
     "max_bad_steps",
     *("data.path", "data.shape", "data.classes", "data.resident", "data.workers", "optimizer.lr", "optimizer.clip"),
+    "optimizer.cooldown",
     *(name for name in OTHER if name.startswith(("checkpoint.", "log.", "evaluation."))),
 }
 

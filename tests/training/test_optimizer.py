@@ -42,13 +42,25 @@ def equal(first, second):
 
 def test_the_learning_rate_rises_and_stays():
     config = OptimizerConfig(lr=0.8, warmup=4)
-    assert [learning_rate(config, step) for step in range(7)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.8], rel=1e-12)
-    assert learning_rate(config, 10**9) == 0.8
+    rates = [learning_rate(config, step, 100) for step in range(7)]
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.8], rel=1e-12)
+    assert learning_rate(config, 10**9, 10**10) == 0.8
+
+
+def test_the_learning_rate_falls_over_the_last_steps():
+    config = OptimizerConfig(lr=0.8, warmup=2, cooldown=4)
+    rates = [learning_rate(config, step, 8) for step in range(8)]
+    assert rates == pytest.approx([0.4, 0.8, 0.8, 0.8, 0.8, 0.6, 0.4, 0.2], rel=1e-12)
+
+
+def test_warm_up_and_cool_down_may_meet():
+    config = OptimizerConfig(lr=1.0, warmup=4, cooldown=4)
+    assert [learning_rate(config, step, 4) for step in range(4)] == [0.25, 0.5, 0.5, 0.25]
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_without_a_warm_up_it_is_the_same_from_the_first_step(warmup):
-    assert learning_rate(OptimizerConfig(lr=0.3, warmup=warmup), 0) == 0.3
+    assert learning_rate(OptimizerConfig(lr=0.3, warmup=warmup), 0, 10) == 0.3
 
 
 def test_the_learning_rate_of_all_groups_is_set():

@@ -250,6 +250,31 @@ def test_a_run_is_resumed_with_a_lower_learning_rate(plain, tmp_path):
     assert 0 < distance(final(before), final(folder, 16)) < 0.3 * distance(final(before), final(higher, 16))
 
 
+def test_a_run_that_goes_on_may_end_with_a_cool_down(plain):
+    config, folder = plain
+    train(replace(config, steps=16, optimizer=replace(config.optimizer, cooldown=4)), resume=True)
+    assert [row["lr"] for row in rows_of(folder)] == pytest.approx([1e-2, 1e-2, 1e-2, 0.25e-2])
+
+
+def test_a_cool_down_is_resumed_bit_for_bit(tmp_path):
+    config = tiny(out=str(tmp_path / "whole"), steps=12)
+    config = replace(config, optimizer=replace(config.optimizer, cooldown=8))
+    whole = train(config)
+    halves = replace(config, out=str(tmp_path / "halves"))
+    run = Run(halves)
+    for _ in range(6):
+        run.trainer.training_step()
+    run.save()
+    run.close()
+    train(halves, resume=True)
+    assert distance(final(whole), final(tmp_path / "halves")) == 0
+
+
+def test_a_cool_down_needs_a_last_step():
+    with pytest.raises(ValueError, match=r"optimizer\.cooldown needs a run whose last step is known"):
+        tiny(seconds=3.0, optimizer=OptimizerConfig(cooldown=2)).check()
+
+
 def test_a_rotten_checkpoint_costs_a_run_nothing_but_its_own_steps(tmp_path):
     """At 10 whole, at 14 rotten: resumed at 10, and keeping one, the next save must not remove what is whole."""
     config = tiny(out=str(tmp_path / "run"), steps=14, checkpoint=CheckpointConfig(every=10, keep=2))
