@@ -107,7 +107,8 @@ class Window(Combined):
 
 def window_of_u(process: Process, low: float | None, high: float | None, over: str) -> tuple[float, float]:
     """A window as two quantiles u; of a discrete process the timesteps whose level is `low` or above, and below `high`."""
-    for bound in (low, high):
+    given_bounds: tuple[Any, ...] = (low, high)
+    for bound in given_bounds:
         if not (bound is None or isinstance(bound, Real | Tensor)):
             raise TypeError(f"the bounds of a window must be numbers or None, got {bound!r}")
     bounds = (-math.inf if low is None else low, math.inf if high is None else high)
