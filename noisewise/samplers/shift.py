@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -26,21 +27,21 @@ def tokens(shape: torch.Size) -> int:
     return shape[1] if len(shape) == 3 else math.prod(shape[2:]) // 4
 
 
-def by_tokens(low: float, high: float, most: int) -> ShiftOf:
+def by_tokens(shape: torch.Size, low: float, high: float, most: int) -> float:
     """exp(mu), mu linear in the number of tokens: `low` at 256 of them, `high` at `most`."""
-    return lambda shape: math.exp(min(low + (high - low) * (tokens(shape) - 256) / (most - 256), 99.0))  # refused if so large
+    return math.exp(min(low + (high - low) * (tokens(shape) - 256) / (most - 256), 99.0))  # refused if so large
 
 
-def by_dimension(base: int) -> ShiftOf:
+def by_dimension(shape: torch.Size, base: int) -> float:
     """sqrt(numbers of a sample / base)."""
-    return lambda shape: math.sqrt(math.prod(shape[1:]) / base)
+    return math.sqrt(math.prod(shape[1:]) / base)
 
 
 MODELS: dict[str, float | ShiftOf] = {
     "sd3": 3.0,
-    "flux": by_tokens(0.5, 1.15, 4096),
-    "qwen_image": by_tokens(0.5, 0.9, 8192),
-    "rae": by_dimension(4096),
+    "flux": partial(by_tokens, low=0.5, high=1.15, most=4096),
+    "qwen_image": partial(by_tokens, low=0.5, high=0.9, most=8192),
+    "rae": partial(by_dimension, base=4096),
     "wan_480p": 3.0,
     "wan_720p": 5.0,
 }

@@ -1,6 +1,7 @@
 """Shifts by the size of the data, and one for each sample."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -39,6 +40,14 @@ def test_a_representation_autoencoder_is_shifted_by_its_dimension():
     assert float(sampler.shift_of(torch.Size((8, 768, 16, 16)))) == pytest.approx(math.sqrt(48))
     assert float(sampler.shift_of(torch.Size((8, 4, 32, 32)))) == 1.0
     assert MODELS["sd3"] == FlowMatchEulerDiscreteScheduler(shift=3.0).config.shift
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_recipe_with_a_named_shift_can_be_pickled(name):
+    """EDM2 does so with its loss function, and torch.save with a module."""
+    recipe = noisewise.recipe(f"shift:of=uniform,shift={name}", Flow())
+    again, x0 = pickle.loads(pickle.dumps(recipe)), latents(4, 16, 64, 64)
+    assert torch.equal(again.sample(x0).u, recipe.sample(x0).u)
 
 
 def test_each_sample_has_its_own():
