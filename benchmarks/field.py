@@ -38,8 +38,8 @@ from noisewise.commands.compare import shares
 from noisewise.metrics.distances import choose_network, real_statistics
 from noisewise.report.opening import counted
 from noisewise.spec import split_specs
-from noisewise.study.budget import with_budget
 from noisewise.study.conduct import combinations, conduct
+from noisewise.study.job import with_budget
 from noisewise.study.launch import Local
 from noisewise.study.outcome import Evaluation, Outcome, Plan, read_outcome
 from noisewise.training.components import open_source

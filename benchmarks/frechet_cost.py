@@ -9,26 +9,14 @@ from two singular ones, and of the distance straight from few features. A bootst
 import argparse
 import json
 import statistics
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from timing import seconds
 
 from noisewise.metrics.frechet import Moments, features_distance, frechet_distance
-
-
-def seconds(work: Callable[[], object], repeats: int, device: str) -> float:
-    """The median time of `work`, after one run that is not counted."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        work()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
 
 
 def main() -> None:
@@ -61,7 +49,8 @@ def main() -> None:
     }
     result = {"dim": args.dim, "device": args.device, "threads": torch.get_num_threads(), "torch": torch.__version__}
     for name, what in work.items():
-        result[name] = round(seconds(what, args.repeats, args.device), 3)
+        times = [seconds(what, args.device) for _ in range(args.repeats + 1)]
+        result[name] = round(statistics.median(times[1:]), 3)
         print(f"{name:40} {result[name]:8.3f} s")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -17,7 +17,6 @@ Short parts are repeated: the median, with the fastest and the slowest.
 
 import argparse
 import copy
-import json
 import statistics
 import tempfile
 import time
@@ -27,7 +26,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import timing
 import torch
+from rows import append
 from throughput import CHANNELS
 from torch import Tensor, nn
 
@@ -79,8 +80,7 @@ def main() -> None:
         row = {"images": args.images, "device": args.device, **row}
         print(line(row), flush=True)
         if args.json:
-            with args.json.open("a") as file:
-                file.write(json.dumps({**row, **environment()}) + "\n")
+            append(args.json, {**row, **environment()})
 
 
 def rows(args: argparse.Namespace, parts: list[str]) -> Iterator[Row]:
@@ -112,7 +112,7 @@ def total_rows(args: argparse.Namespace, model: str, network: Network, real: Ref
     def whole() -> None:
         begun = time.perf_counter()
         samples = generated(args, Replay(unet, unet), "bf16", batch)
-        wait(args.device)
+        timing.wait(args.device)
         middle = time.perf_counter()
         compare_images([to_uint8(samples)], real, network, args.device, batch=args.feature_batch)
         parts.append((middle - begun, time.perf_counter() - middle))
@@ -250,17 +250,8 @@ def timed(work: Callable[[], object], device: str, repeats: int, long: float) ->
     """Seconds of each repeat; none after one that took long."""
     seconds: list[float] = []
     while len(seconds) < repeats and max(seconds, default=0.0) < long:
-        wait(device)
-        begun = time.perf_counter()
-        work()
-        wait(device)
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(timing.seconds(work, device))
     return seconds
-
-
-def wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
 
 
 def reset(device: str) -> None:

@@ -9,11 +9,11 @@ of two runs that agree should be smaller, and not grow in one direction. Held-ou
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from accelerate.state import AcceleratorState
+from rows import append
 
 from noisewise.metrics.heldout import held_out_losses
 from noisewise.training.components import build_parts, open_source
@@ -42,8 +42,7 @@ def main() -> None:
             else:
                 print(f"{path:20s} held-out loss {row['held_out_mean']:.5f} of the average, {row['told'] or 'plain path'}")
             if args.json:
-                with args.json.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                append(args.json, row)
 
 
 def rows(args: argparse.Namespace, path: str) -> Any:

@@ -11,7 +11,6 @@ highest. A block should hold whole intervals between updates: 40 steps for the p
 
 import argparse
 import statistics
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,8 @@ from typing import Any
 
 from field import METHODS, chosen
 from rows import append
-from throughput import protocol_trainer, wait
+from throughput import protocol_trainer
+from timing import seconds
 
 import noisewise
 from noisewise.samplers import Sampler, Uniform
@@ -81,12 +81,7 @@ def sampler_of(trainer: Trainer, spec: str) -> Sampler:
 def block(trainer: Trainer, sampler: Sampler, steps: int) -> float:
     """Seconds of so many steps with a sampler."""
     trainer.sampler = sampler
-    wait(trainer.device.type == "cuda")
-    begun = time.perf_counter()
-    for _ in range(steps):
-        trainer.training_step()
-    wait(trainer.device.type == "cuda")
-    return time.perf_counter() - begun
+    return seconds(lambda: [trainer.training_step() for _ in range(steps)], trainer.device)
 
 
 if __name__ == "__main__":

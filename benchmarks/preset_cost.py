@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import torch
+from rows import append
 
 from noisewise.training.components import build_parts
 from noisewise.training.options import load_preset, preset_names
@@ -70,8 +71,7 @@ def main() -> None:
         memory = f"{row['gpu_memory_gib']} GiB" if row["gpu_memory_gib"] else ""
         print(f"{name:16s} {row['parameters']:>12,} parameters  {1 / row['seconds_per_step']:8.2f} it/s  {memory}", flush=True)
         if args.json:
-            with args.json.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            append(args.json, row)
 
 
 if __name__ == "__main__":

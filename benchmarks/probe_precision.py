@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from rows import append
 
-from noisewise.analysis.gain_quality import spearman
 from noisewise.analysis.moments_of_training import opened
+from noisewise.analysis.predictor import spearman
 from noisewise.feedback import KeptParameters, evaluate, in_float32
 from noisewise.samplers.adaptive.selection import by_grid
 from noisewise.samplers.base import LossAt

@@ -3,20 +3,17 @@
     python benchmarks/sampler_cost.py                        every sampler, batch 1,024, on this machine's CPU
     python benchmarks/sampler_cost.py --device cuda --json benchmarks/results/sampler_cost.jsonl
 
-    python benchmarks/sampler_cost.py steps --device cuda    time per training step over uniform's (see step_cost.py)
-
 Medians over many calls; the goal is below 1 ms for `sample` of every static sampler on a CPU.
 """
 
 import argparse
-import json
 import platform
 import statistics
-import sys
-import time
 from pathlib import Path
 
 import torch
+from rows import append
+from timing import seconds
 
 import noisewise
 from noisewise import PROCESSES
@@ -42,16 +39,8 @@ SPECS = [
 
 
 def median_ms(function, repeats: int, device: str) -> float:
-    times = []
-    for _ in range(repeats):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        function()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times[repeats // 10 :])
+    times = [seconds(function, device) for _ in range(repeats)]
+    return 1e3 * statistics.median(times[repeats // 10 :])
 
 
 def measure(spec: str, process: str, draws: str, batch: int, repeats: int, device: str) -> dict:
@@ -73,11 +62,6 @@ def measure(spec: str, process: str, draws: str, batch: int, repeats: int, devic
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["steps"]:
-        import step_cost
-
-        step_cost.main(sys.argv[2:])
-        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=200)
@@ -101,8 +85,7 @@ def main() -> None:
                 flush=True,
             )
             if args.json:
-                with args.json.open("a") as file:
-                    file.write(json.dumps({**row, **environment}) + "\n")
+                append(args.json, {**row, **environment})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a learning sampler costs in training: time per step over uniform's, on the CIFAR-10 UNet of the papers.
 
-    python benchmarks/sampler_cost.py steps --device cuda --channels 128 --json benchmarks/results/step_cost.jsonl [--compile]
+    python benchmarks/step_cost.py --device cuda --channels 128 --json benchmarks/results/step_cost.jsonl [--compile]
 
 Single steps of uniform (with the same loss weighting) and of the sampler alternate in one run on one model, so that clocks,
 caches and neighbours are the same for both. Step times have a long tail when the CPU's launches are the limit, so the ratio is
@@ -9,19 +9,19 @@ resampling. Trials of the look-ahead estimator are timed by themselves and sprea
 """
 
 import argparse
-import json
 import platform
-import random
 import statistics
-import time
 from pathlib import Path
 
 import diffusers
 import torch
 from diffusers import UNet2DModel
+from rows import append
+from timing import seconds
 
 import noisewise
 from noisewise import DDPM, Objective
+from noisewise.analysis.overhead import Times
 
 SAMPLERS = {
     "adaptive": "adaptive",
@@ -76,17 +76,9 @@ class Training:
         with recipe.sampler.observe(draw, losses.detach(), loss_at):
             self.optimizer.step()
 
-    def seconds(self, function) -> float:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        function()
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    def block(self, recipe: noisewise.Recipe, steps: int) -> float:
-        return self.seconds(lambda: [self.step(recipe) for _ in range(steps)]) / steps
+    def seconds(self, recipe: noisewise.Recipe, steps: int = 1) -> float:
+        """Of a step."""
+        return seconds(lambda: [self.step(recipe) for _ in range(steps)], self.device) / steps
 
     def recipe(self, spec: str) -> noisewise.Recipe:
         recipe = noisewise.recipe(spec, self.objective.process)
@@ -104,23 +96,16 @@ def compare(training: Training, spec: str, updates: int) -> dict:
     training.step(uniform)
     plain, between, at_update = [], [], []
     for step in range(every * updates):
-        plain.append(training.seconds(lambda: training.step(uniform)))
-        (at_update if (step + 1) % every == 0 else between).append(training.seconds(lambda: training.step(other)))
-    between = between or at_update
-
-    def ratio(plain: list[float], between: list[float], at_update: list[float]) -> float:
-        typical = statistics.median(between)
-        return (typical + (statistics.median(at_update) - typical) / every) / statistics.median(plain)
-
-    random.seed(0)
-    spread = sorted(ratio(*(random.choices(times, k=len(times)) for times in (plain, between, at_update))) for _ in range(1000))
+        plain.append(training.seconds(uniform))
+        (at_update if (step + 1) % every == 0 else between).append(training.seconds(other))
+    times = Times(plain, between or at_update, at_update, every)
     return {
-        "uniform_ms": round(1e3 * statistics.median(plain), 3),
-        "between_updates_ms": round(1e3 * statistics.median(between), 3),
-        "update_ms": round(1e3 * statistics.median(at_update), 3),
+        "uniform_ms": round(1e3 * statistics.median(times.plain), 3),
+        "between_updates_ms": round(1e3 * statistics.median(times.between), 3),
+        "update_ms": round(1e3 * statistics.median(times.update), 3),
         "every": every,
-        "ratio": round(ratio(plain, between, at_update), 4),
-        "range": [round(spread[50], 4), round(spread[949], 4)],
+        "ratio": round(times.ratio(), 4),
+        "range": [round(end, 4) for end in times.spread(1000)],
         "updates": updates,
     }
 
@@ -137,10 +122,10 @@ def lookahead(training: Training, spec: str, rounds: int) -> dict:
             return training.objective.losses(training.network, x0[rows], u)
 
     uniform = training.recipe("uniform")
-    training.block(uniform, 20)
-    step = training.block(uniform, 40)
+    training.seconds(uniform, 20)
+    step = training.seconds(uniform, 40)
     events = [
-        training.seconds(lambda: estimator.measure(recipe.sampler, training.batch, device, loss_at)) for _ in range(rounds)
+        seconds(lambda: estimator.measure(recipe.sampler, training.batch, device, loss_at), device) for _ in range(rounds)
     ]
     interval = estimator.interval(training.batch)
     return {
@@ -153,7 +138,7 @@ def lookahead(training: Training, spec: str, rounds: int) -> dict:
     }
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--channels", type=int, default=128)
@@ -162,7 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", help="comma-separated names")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args(arguments)
+    args = parser.parse_args()
     torch.manual_seed(0)
     training = Training(args)
     parameters = sum(p.numel() for p in training.model.parameters())
@@ -190,8 +175,7 @@ def main(arguments: list[str] | None = None) -> None:
             flush=True,
         )
         if args.json:
-            with args.json.open("a") as file:
-                file.write(json.dumps({"sampler": name, "spec": spec, **row, **environment}) + "\n")
+            append(args.json, {"sampler": name, "spec": spec, **row, **environment})
 
 
 if __name__ == "__main__":

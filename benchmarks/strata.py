@@ -35,8 +35,8 @@ import torch
 from rows import append
 from torch import Tensor
 
-from noisewise.analysis.gain_quality import spearman
 from noisewise.analysis.moments_of_training import RangeSampler, rewound
+from noisewise.analysis.predictor import spearman
 from noisewise.generation.run_samples import run_samples
 from noisewise.generation.solvers import Solver
 from noisewise.looking.validation import Validation
@@ -217,7 +217,7 @@ def branch_average(steps: int) -> EMAConfig:
 def measure(run: Run, images: int, held_out_images: int) -> dict[str, Any]:
     """The averaged weights as they are: distance of generated images, held-out losses, targets."""
     held_out = held_out_of(run, held_out_images)
-    metric, distance = distance_to_data(run, [run_samples(run, images)], print)
+    metric, distance, _ = distance_to_data(run, [run_samples(run, images)], print)
     found = {"metric": metric, "distance": distance, "held_out": [round(value, 8) for value in held_out.loss.tolist()]}
     return found | {"targets": targets(held_out, run.trainer.objective)}
 

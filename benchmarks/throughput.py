@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rows import append
+from timing import seconds, wait
 from torch import nn
 
 from noisewise.data import Synthetic
@@ -79,8 +81,7 @@ def main() -> None:
         for row in rows(args, Path(folder)):
             print(line(row), flush=True)
             if args.json:
-                with args.json.open("a") as file:
-                    file.write(json.dumps({**row, **environment()}) + "\n")
+                append(args.json, {**row, **environment()})
 
 
 def rows(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
@@ -147,7 +148,7 @@ def measure(args: argparse.Namespace, model: str, path: str) -> dict[str, Any]:
     make = script if path.startswith("script") else ours
     step, network = make(args, model, path, told)
     step()
-    wait(cuda)
+    wait(args.device)
     ready = time.perf_counter() - begun
     if args.gate:
         args.gate.with_suffix(".ready").touch()
@@ -158,14 +159,8 @@ def measure(args: argparse.Namespace, model: str, path: str) -> dict[str, Any]:
     slow = path.startswith(("script", "plain"))
     for _ in range(args.warm // (10 if slow else 1)):
         step()
-    rates, count = [], max(args.steps // (3 if slow else 1), 1)
-    for _ in range(args.blocks):
-        wait(cuda)
-        begun = time.perf_counter()
-        for _ in range(count):
-            step()
-        wait(cuda)
-        rates.append(count / (time.perf_counter() - begun))
+    count = max(args.steps // (3 if slow else 1), 1)
+    rates = [count / seconds(lambda: [step() for _ in range(count)], args.device) for _ in range(args.blocks)]
     middle, operations = statistics.median(rates), operations_of(model, args.batch)
     return {
         "model": model,
@@ -191,11 +186,6 @@ def import_all() -> None:
     """What is otherwise imported on first use, within the set-up."""
     for name in ("diffusers.models.unets.unet_2d", "torch._dynamo", "torch._inductor.compile_fx"):
         importlib.import_module(name)
-
-
-def wait(cuda: bool) -> None:
-    if cuda:
-        torch.cuda.synchronize()
 
 
 def ours(args: argparse.Namespace, model: str, path: str, told: list[str]) -> tuple[Callable[[], None], nn.Module]:

@@ -7,13 +7,14 @@ on its own; on a CPU nothing runs in the background.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from rows import append
 
 from noisewise.training import optimizer as optimization
 from noisewise.training.components import build_parts
@@ -71,8 +72,7 @@ def main() -> None:
     if args.json:
         row = {"sampler": args.sampler, "steps": args.steps, "outside": round(outside, 4)}
         row |= {"milliseconds": {name: round(value * 1e3, 4) for name, value in median.items()}, **environment()}
-        with args.json.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append(args.json, row)
 
 
 if __name__ == "__main__":

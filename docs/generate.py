@@ -22,9 +22,9 @@ MADE: dict[str, Callable[..., str]] = {
     "measured": cards.measured,
     # CIFAR-10
     "front": cifar10.front,
-    "quality": cifar10.quality,
     "margins": cifar10.margins,
     "larger": cifar10.larger,
+    "methods": field.methods,
     "every-method": field.every_method,
     "unets": cifar10.unets,
     "cifar10-strata": cifar10.strata,
@@ -67,7 +67,6 @@ MADE: dict[str, Callable[..., str]] = {
     "checkpoint-cost": speed.checkpoint_cost,
     # the demo, analyses, FID
     "demo": study.demo,
-    "demo-seeds": study.demo_seeds,
     "demo-losses": study.demo_losses,
     "found-gradients": study.gradients,
     "found-interdependence": study.interdependence,
@@ -78,6 +77,7 @@ MADE: dict[str, Callable[..., str]] = {
     "found-increments": study.increments,
     "fid-sanity": study.fid_sanity,
     # the papers
+    "papers-items": papers.items,
     "papers": papers.found,
     "papers-notes": papers.notes,
     # the code
@@ -90,7 +90,6 @@ FILLED: dict[str, Callable[..., None]] = {
     "estimator": settings.estimator,
     "options": settings.options,
     "options-of": settings.options_of,
-    "analysis": settings.analysis,
     "presets": settings.presets,
     "networks": settings.networks,
 }

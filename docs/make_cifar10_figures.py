@@ -1,7 +1,8 @@
 """Draw the figures of the study on CIFAR-10 that the pages show: python docs/make_cifar10_figures.py
 
 They are those of `noisewise report --figures`, from the rows in benchmarks/results; seconds are those of steps made alone.
-Images of the larger network are those of its runs, which are kept in img/runs.
+Images of the larger network are those of its runs, which are kept in img/runs. Three pictures of the field (quality, loss and
+density) are kept as they were drawn: they show earlier versions of methods, whose specs do not build any more.
 """
 
 import json
@@ -12,9 +13,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from pages import DOCS, smaller
-from tables import RESULTS, rows, spec_now  # makes the benchmarks known as modules
-from tables.curves import ranked
-from tables.field import CONTROLS, NAMES, named_runs, objectives
+from tables import RESULTS, rows  # makes the benchmarks known as modules
+from tables.field import CONTROLS, LABELS, NAMES, objectives
 
 from noisewise.looking.palette import COLOURS, GREY
 from noisewise.report import write_figures
@@ -26,6 +26,7 @@ QUALITY = ("quality-linear", "quality-cosine", "quality-quadratic", "quality-edm
 SHOWN = (*QUALITY, "loss-linear", "loss-cosine", "density-linear")
 WIDTH = 1000  # pixels
 TO_THE_LEFT = ("uniform", "min-snr", "adaptive-min-snr, earlier", "adaptive-paper, earlier", "beta:a=0.72,b=0.85")
+TO_THE_LEFT += ("adaptive-repaired, earlier",)
 IMAGES = {"uniform": "uniform", "minsnr": "minsnr:gamma=5", "adaptive": "adaptive"}  # file to spec
 
 
@@ -39,14 +40,6 @@ def draw(found: list[dict[str, Any]], cost: Path, shown: tuple[str, ...], prefix
             smaller(Path(folder) / "figures" / f"{name}.png", picture, WIDTH, 128)
 
 
-def field_rows() -> list[dict[str, Any]]:
-    """The named methods of the field that ran to the end with all of its seeds, lowest end first."""
-    runs = named_runs()
-    place = {spec: k for k, (spec, _) in enumerate(ranked(runs, ()))}
-    found = [row for row in rows("cifar10-v1-field.jsonl") if (spec_now(row), row["seed"]) in runs]
-    return sorted(found, key=lambda row: place[spec_now(row)])
-
-
 def draw_objectives(path: Path) -> None:
     """FID over how much the first tenth of the noise levels counts, a point for each run of the field."""
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=125, layout="constrained")
@@ -58,7 +51,7 @@ def draw_objectives(path: Path) -> None:
         corrected = found[0].effective < 0.99  # by importance weights
         axes.plot(counted, ratio, "-", color=colour, lw=0.8, alpha=0.6)
         axes.plot(counted, ratio, "o", color=colour, ms=6, mfc="white" if corrected else colour)
-        left = label(found[0].spec) in TO_THE_LEFT
+        left = NAMES.get(found[0].spec, found[0].spec) in TO_THE_LEFT
         place = (found[0].counted, found[0].ratio) if left else (max(counted), statistics.fmean(ratio))
         axes.annotate(
             label(found[0].spec),
@@ -82,8 +75,10 @@ def draw_objectives(path: Path) -> None:
 
 
 def label(spec: str) -> str:
-    """The name of a method, or the spec of one that has none."""
-    return NAMES.get(spec, spec)
+    """What the page of results calls a method."""
+    if spec == CONTROLS[1]:
+        return "its policy without x0, earlier"
+    return LABELS.get(NAMES.get(spec, spec), spec).replace("`", "")
 
 
 def cost_of_larger(path: Path) -> Path:
@@ -144,7 +139,6 @@ def draw_front(path: Path) -> None:
 
 if __name__ == "__main__":
     alone = RESULTS / "cifar10-v1-method-cost.jsonl"
-    draw(field_rows(), alone, ("quality", "loss", "density"), "cifar10_field_")
     draw(rows("cifar10-v1-confirmation.jsonl"), alone, SHOWN, "cifar10_")
     with tempfile.TemporaryDirectory() as folder:
         draw_objectives(Path(folder) / "objectives.png")

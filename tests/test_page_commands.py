@@ -4,6 +4,7 @@ Commands are shown as one would type them, and run here with far fewer steps and
 network or data say so in a first line `# needs: ...`; of those only the options are checked.
 """
 
+import argparse
 import inspect
 import io
 import json
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import fields
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 from noisewise.analysis import ANALYSES
 from noisewise.commands.cli import COMMANDS, main
+from noisewise.commands.parser import Parser
 from noisewise.data import SOURCES
 from noisewise.generation.solvers import SOLVERS
 from noisewise.generation.spacing import SPACINGS
@@ -185,22 +188,37 @@ def test_every_flag_in_the_comments_of_presets_exists() -> None:
 # Tables of names: those with defaults or numbers are written by docs/generate.py
 
 
-def test_flags_of_generate_and_evaluate_are_all_explained() -> None:
-    generating, evaluating = set(table("generating", "flag")), set(table("evaluating", "flag"))
-    assert generating == flags_of("generate") - {"--help"}
-    assert evaluating == flags_of("evaluate") - flags_of("generate") | {"--count"}
+FLAGS = {"generating": "generate", "evaluating": "evaluate", "comparing": "compare", "reports": "report", "preview": "preview"}
+"""Pages that show the flags most people need, with their commands."""
 
 
-def test_flags_of_compare_and_report_are_all_explained() -> None:
-    assert set(table("comparing", "flag")) == flags_of("compare") - {"--help"}
-    assert set(table("reports", "flag")) == flags_of("report") - {"--help"}
-    assert set(table("papers", "flag")) == flags_of("reproduce") - {"--help"}
+@pytest.mark.parametrize(("page", "command"), FLAGS.items())
+def test_flags_in_tables_exist(page: str, command: str) -> None:
+    assert set(table(page, "flag")) <= flags_of(command)
+
+
+def parser_of(command: str) -> Parser:
+    words = command.split()
+    package = "noisewise.analysis" if words[0] == "analyze" else "noisewise.commands"
+    parser = Parser(prog=f"noisewise {command}")
+    import_module(f"{package}.{words[-1]}").add_options(parser)
+    return parser
+
+
+@pytest.mark.parametrize("command", [*sorted(set(COMMANDS) - {"analyze"}), *(f"analyze {name}" for name in ANALYSES)])
+def test_help_explains_every_flag_and_says_its_default(command: str) -> None:
+    """Pages show the most important ones and send to the help for the others."""
+    said = "".join(help_of(command).split())  # long ones are broken
+    for action in parser_of(command)._actions:
+        assert action.help, action.option_strings
+        if action.option_strings and action.default not in (None, False, [], "", argparse.SUPPRESS):
+            assert "default" in action.help or "".join(str(action.default).split()) in said, action.option_strings
 
 
 @pytest.mark.parametrize("analysis", ANALYSES)
-def test_every_analysis_has_a_section_with_its_options_and_a_picture(analysis: str) -> None:
+def test_every_analysis_has_a_section_with_a_command_and_a_picture(analysis: str) -> None:
     text = section("analyzing", analysis)
-    assert f"<!-- generated: analysis {analysis} -->" in text
+    assert f"noisewise analyze {analysis}" in text
     assert f"(img/analysis_{analysis}.png)" in text
 
 
@@ -212,11 +230,18 @@ def test_every_source_has_a_section_with_a_command_and_its_options(name: str) ->
         assert f"<!-- generated: options-of {name} -->" in text
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_the_reference_has_every_option_of_a_network(name: str) -> None:
+    """It is made from the docstrings."""
+    explained = inspect.getdoc(MODELS[name]) or ""
+    assert all(f"{option}: " in explained for option in inspect.signature(MODELS[name]).parameters)
+
+
 def test_names_are_those_of_the_code() -> None:
     assert [re.match(r"\[`(\w+)`\]", name)[1] for name in table("analyzing", "analysis")] == list(ANALYSES)  # type: ignore[index]
     assert tuple(table("generating", "spacing")) == SPACINGS
     assert tuple(table("evaluating", "metric")) == METRICS
-    assert all(f"<!-- generated: options-of {name} -->" in read("models") for name in MODELS)
+    assert list(table("models", "model.name")) == list(MODELS)
     solvers = table("generating", "solver", "order")
     assert list(solvers) == list(SOLVERS)
     for name, cells in solvers.items():

@@ -5,7 +5,7 @@ import statistics
 from typing import Any
 
 from . import rows, spec_now, table
-from .curves import SHARES, all_curves, curves, in_order, joined, ranked, reached
+from .curves import SHARES, curves, geometric, in_order, joined, ranked, with_spread
 from .field import NAMES, TARGETS
 
 from strata import correlations, gains, values  # isort: skip
@@ -43,23 +43,6 @@ def confirmation() -> str:
     return table(heads, lines)
 
 
-def quality() -> str:
-    """The same at the end of the budget, a line for each process: all seeds in a cell."""
-    specs = ("uniform", "logit_normal", "minsnr:gamma=5", "adaptive")
-    heads = ["process", *(f"`{spec}`" for spec in specs), "`adaptive` over `uniform`", "its steps to `uniform`'s last FID"]
-    lines = []
-    for process, name in PROCESSES.items():
-        runs = all_curves([row for row in rows(CONFIRMED) if row["process"] == process])
-        last = {run: curve[1.0] for run, curve in runs.items() if 1.0 in curve}
-        uniform = {seed: value for (spec, seed), value in last.items() if spec == "uniform"}
-        ends = {spec: {seed: last[spec, seed] for seed in uniform if (spec, seed) in last} for spec in specs}
-        cells = [in_order({seed: f"{value:.1f}" for seed, value in found.items()}, uniform) for found in ends.values()]
-        cells.append(in_order({seed: f"{value / uniform[seed]:.2f}" for seed, value in ends["adaptive"].items()}, uniform))
-        cells.append(in_order({seed: reached(runs["adaptive", seed], value) for seed, value in uniform.items()}, uniform))
-        lines.append([name, *cells])
-    return table(heads, lines)
-
-
 def front() -> str:
     """What the README shows: mean FID over seeds at a short and a long budget, and its ratios, mean over the seeds of both."""
     specs = ("uniform", "minsnr:gamma=5", "adaptive")
@@ -77,17 +60,6 @@ def front() -> str:
             lines.append([name, f"{steps:,}", *map(with_spread, seeds.values()), *over])
     heads = ["process", "steps", "`uniform`", "`minsnr`", "`adaptive`", "`adaptive` over `minsnr`", "over `uniform`"]
     return table(heads, lines)
-
-
-def with_spread(ends: dict[int, float]) -> str:
-    """The mean over seeds, and half of their range."""
-    spread = (max(ends.values()) - min(ends.values())) / 2
-    return f"{statistics.fmean(ends.values()):.1f}" + (f" ± {spread:.1f}" if len(ends) > 1 else "")
-
-
-def geometric(ends: dict[int, float], others: dict[int, float]) -> str:
-    """The geometric mean of the ratios, over the seeds that both have."""
-    return f"{math.exp(statistics.fmean(math.log(ends[seed] / others[seed]) for seed in ends.keys() & others.keys())):.2f}"
 
 
 def margins() -> str:

@@ -1,5 +1,6 @@
 """FID along the budget of runs on CIFAR-10, and what tables make of it."""
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -30,6 +31,17 @@ def ranked(runs: Runs, shares: Sequence[float]) -> Iterator[tuple[str, list[str]
 def joined(cells: Iterable[str]) -> str:
     """All seeds in a cell."""
     return " / ".join(cells)
+
+
+def with_spread(ends: dict[int, float]) -> str:
+    """The mean over seeds, and half of their range."""
+    spread = (max(ends.values()) - min(ends.values())) / 2
+    return f"{statistics.fmean(ends.values()):.1f}" + (f" ± {spread:.1f}" if len(ends) > 1 else "")
+
+
+def geometric(ends: dict[int, float], others: dict[int, float]) -> str:
+    """The geometric mean of the ratios, over the seeds that both have."""
+    return f"{math.exp(statistics.fmean(math.log(ends[seed] / others[seed]) for seed in ends.keys() & others.keys())):.2f}"
 
 
 def in_order(found: dict[int, str], seeds: Iterable[int]) -> str:

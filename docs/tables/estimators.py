@@ -91,9 +91,9 @@ def cost() -> str:
     lines = []
     for row in costs():
         if "event_ms" in row:
-            timed = f"an event of {row['event_ms'] / 1e3:.1f} s every {row['interval']} steps; range of {row['rounds']} events"
+            timed = f"an event of {row['event_ms'] / 1e3:.1f} s every {row['interval']} steps"
         else:
-            timed = f"an update every {row['every']} steps; 90 % range from resampling, {row['updates']} updates"
+            timed = f"an update every {row['every']} steps"
         spec = f"`{row['spec']}`" + (", compiled" if row["compile"] else "")
         lines.append([spec, f"{row['ratio']:.3f}", f"{row['range'][0]:.3f} to {row['range'][1]:.3f}", timed])
-    return table(["spec", "time per step over uniform's", "range", "what is timed"], lines)
+    return table(["spec", "time over uniform's", "range", "timed"], lines)

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from noisewise.analysis.gain_quality import spearman
+from noisewise.analysis.predictor import spearman
 from noisewise.levels import middles
 from noisewise.looking.validation import Validation
 from noisewise.objective import Objective
 from noisewise.processes import DDPM
 
 from . import rows, spec_now, table
-from .curves import SHARES, Runs, curves, joined, ranked
+from .curves import SHARES, Runs, curves, geometric, joined, ranked, with_spread
 
 from field import EARLIER, METHODS  # isort: skip
 from rebuild import best_sessions  # isort: skip
@@ -31,6 +31,39 @@ def field() -> str:
     runs = curves(rows("cifar10-v1-field.jsonl"))
     heads = ["method", "spec", "seeds", "25 %", "50 %", "75 %", "100 %", "over uniform's", "steps to uniform's last"]
     return table(heads, ([NAMES.get(spec, ""), *cells] for spec, cells in ranked(runs, SHARES)))
+
+
+LABELS = {  # what the page of results calls a method, where that is not its spec
+    "min-snr": "`minsnr`",
+    "loss-weighted-unbiased": "`adaptive`, independent draws, floor 0.2",
+    "loss-weighted": "`adaptive:correction=none`, independent draws, floor 0.2",
+    "adaptive-paper, earlier": "`paper_cifar10`, earlier",
+    "adaptive-repaired, earlier": "`reinforce` on the VLB, earlier",
+    "adaptive-min-snr, earlier": "`reinforce` on the VLB, with `minsnr`, earlier",
+    "speed-released, earlier": "`speed` as released, earlier",
+}
+
+
+def methods() -> str:
+    """The end of the same for the methods that have a name, mean over seeds; VLB and losses over uniform's."""
+    runs = {(spec_now(run[-1]), run[-1]["seed"]): run[-1] for run in finished()}
+    lines = []
+    for spec, _ in ranked(named_runs(), ()):
+        ends = of(runs, spec)
+        distances, uniform = ({seed: one[seed]["distance"] for seed in ends} for one in (ends, of(runs, "uniform")))
+        cells = [with_spread(distances), geometric(distances, uniform)]
+        pairs = [(row, runs["uniform", seed]) for seed, row in ends.items()]
+        cells.append(f"{statistics.fmean(row['vlb'] / one['vlb'] for row, one in pairs):.3f}")
+        for part in (slice(5), slice(45, None)):
+            ratios = [statistics.fmean(row["held_out"][part]) / statistics.fmean(one["held_out"][part]) for row, one in pairs]
+            cells.append(f"{statistics.fmean(ratios):.2f}")
+        lines.append([LABELS.get(NAMES[spec], f"`{spec}`"), *cells])
+    return table(["method", "FID", "over `uniform`", "VLB", "loss at u < 0.1", "at u > 0.9"], lines)
+
+
+def of(runs: dict[tuple[str, int], dict[str, Any]], spec: str) -> dict[int, dict[str, Any]]:
+    """The runs of a spec by seed."""
+    return {seed: row for (one, seed), row in runs.items() if one == spec}
 
 
 def every_method() -> str:

@@ -1,7 +1,5 @@
 """Names and defaults of the code. Most tables have a column of words that stays as the page has it."""
 
-import argparse
-import importlib
 import inspect
 from collections.abc import Callable, Collection
 from typing import Any
@@ -12,11 +10,10 @@ import yaml
 from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, AdaptiveSampler, Sampler
 from noisewise.data import SOURCES
 from noisewise.generation.solvers import default_solver
-from noisewise.models import MODELS, build_model
+from noisewise.models import build_model
 from noisewise.samplers.adaptive import ESTIMATORS
 from noisewise.samplers.learning import Learner
 from noisewise.spec import _parameters, build_process
-from noisewise.study.launch import add_launcher_options
 from noisewise.training.config import Config
 from noisewise.training.options import load_preset, plain, preset_names
 
@@ -121,39 +118,23 @@ def must_be_listed(maker: Callable[..., Any]) -> set[str]:
 
 
 def options(rows: Rows, group: str = "") -> None:
-    """The configuration: of the groups with a page of their own, or all others."""
+    """The configuration: of the groups with a page of their own all, of the others those that the page names."""
     apart, found = ("data", "model", "checkpoint"), {}
     for name, value in plain(Config()).items():
         if name == group or (not group and name not in apart):
             found |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
-    fill(rows, {name: _yaml(value) for name, value in found.items()})
+    fill(rows, {name: _yaml(value) for name, value in found.items()}, None if group else ())
 
 
 def options_of(rows: Rows, name: str) -> None:
-    """The options of a network or of a source of data."""
-    left_out = ("shape", "classes") if name in MODELS else ("path", "split")
-    parameters = inspect.signature({**SOURCES, **MODELS}[name]).parameters.values()
-    fill(rows, {p.name: _yaml(p.default) for p in parameters if p.name not in left_out})
+    """The options of a source of data."""
+    parameters = inspect.signature(SOURCES[name]).parameters.values()
+    fill(rows, {p.name: _yaml(p.default) for p in parameters if p.name not in ("path", "split")})
 
 
 def _yaml(value: Any) -> str:
     value = list(value) if isinstance(value, tuple) else value
     return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
-
-
-SHARED_FLAGS = ("--run", "--trust", "--preset", "--points", "--out", "--formats")  # by most analyses, explained once
-
-
-def analysis(rows: Rows, name: str) -> None:
-    """The flags of an analysis. What a flag does that is not given stays as the page says it."""
-    parser, launchers = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
-    importlib.import_module(f"noisewise.analysis.{name}").add_options(parser)
-    add_launcher_options(launchers)  # explained in comparing.md
-    elsewhere = {action.option_strings[0] for action in launchers._actions}
-    found = {action.option_strings[0]: action.default for action in parser._actions}
-    shown = {flag: None if default in (None, [], False) else str(default) for flag, default in found.items()}
-    shown = {flag: default for flag, default in shown.items() if flag not in elsewhere}
-    fill(rows, shown, set(shown) - set(SHARED_FLAGS))
 
 
 def presets(rows: Rows) -> None:

@@ -7,8 +7,7 @@ from noisewise.analysis.cost_model import PAPER_STEP, published
 from noisewise.analysis.density import median
 from noisewise.analysis.increments import increments as areas
 from noisewise.spec import build_process
-from noisewise.study.paired import holm, mean_ratio, paired_test
-from noisewise.study.summary import Point, first_reached
+from noisewise.study.summary import Point, first_reached, holm, mean_ratio, paired_test
 from noisewise.training.options import load_preset
 
 from . import rows, table
@@ -27,7 +26,7 @@ def demo() -> str:
     """The table that `noisewise compare` printed."""
     runs = demo_runs()
     ends = {sampler: [run["distance"] for run in found] for sampler, found in runs.items()}
-    uniform, adjusted = ends["uniform"], p_values(ends, holm)
+    uniform, adjusted = ends["uniform"], p_values(ends)
     lines = []
     for sampler, found in runs.items():
         curves = [[Point(one["step"], one["seconds"], one["distance"]) for one in run["curve"]] for run in found]
@@ -41,21 +40,10 @@ def demo() -> str:
     return table(["sampler", "digits-frechet", "over uniform", "seconds to uniform's final", "p", "verdict"], lines)
 
 
-def demo_seeds() -> str:
-    """The ratios of the demo seed by seed, and p with and without the correction."""
-    ends = {sampler: [run["distance"] for run in found] for sampler, found in demo_runs().items()}
-    alone, adjusted = p_values(ends, list), p_values(ends, holm)
-    lines = []
-    for sampler in [name for name in ends if name != "uniform"]:
-        ratios = [mine / theirs for mine, theirs in zip(ends[sampler], ends["uniform"], strict=True)]
-        lines.append([sampler, *(f"{ratio:.3f}" for ratio in ratios), alone[sampler], adjusted[sampler]])
-    return table(["sampler", "over uniform, seed 0", "seed 1", "p before the correction", "after"], lines)
-
-
-def p_values(ends: dict[str, list[float]], correct: Any) -> dict[str, str]:
+def p_values(ends: dict[str, list[float]]) -> dict[str, str]:
     """p of each sampler against uniform, which has none."""
     others = [name for name in ends if name != "uniform"]
-    found = correct([paired_test(ends[name], ends["uniform"]) for name in others])
+    found = holm([paired_test(ends[name], ends["uniform"]) for name in others])
     return {"uniform": "", **{name: f"{p:.3f}" for name, p in zip(others, found, strict=True)}}
 
 

@@ -19,8 +19,8 @@ from noisewise.analysis.output import Analysis
 from noisewise.looking.palette import COLOURS, GREY
 from noisewise.samplers import SAMPLERS
 from noisewise.spec import Term, parse, split_specs
-from noisewise.study.budget import with_budget
 from noisewise.study.conduct import combinations, conduct
+from noisewise.study.job import with_budget
 from noisewise.study.launch import add_launcher_options, chosen_launcher
 from noisewise.study.outcome import Comparison, Outcome, Plan
 from noisewise.training.config import Config
@@ -220,21 +220,13 @@ def chosen_config(options: argparse.Namespace, rest: list[str]) -> Config:
     return with_budget(config, options.budget)
 
 
-def repeated(options: argparse.Namespace, rest: list[str]) -> tuple[str, ...]:
-    """The command line that asks for the same."""
-    names = ("sampler", "setting", "values", "seeds", "budget", "images", "out")
-    given = [(f"--{name}", str(value)) for name in names if (value := getattr(options, name)) is not None]
-    presets = [("--preset", name) for name in options.preset]
-    return ("analyze", "ablate", *(word for pair in presets + given for word in pair), *rest)
-
-
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
     """Run the comparison and draw it."""
     changes = chosen_changes(options.sampler, options.setting, options.values)
     config, folder = chosen_config(options, rest), Path(options.out) / "ablate"
     samplers = list(dict.fromkeys([BASELINE, *(change.spec for change in changes)]))
     configs = combinations(config, samplers, [config.process], options.seeds, folder)
-    plan = Plan("ablate", BASELINE, options.budget, (1.0,), options.images, command=repeated(options, rest))
+    plan = Plan("ablate", BASELINE, options.budget, (1.0,), options.images, command=options.words)
     launcher = chosen_launcher(options, folder, min(TOGETHER, len(samplers)))
     with StopRequest() as stop:
         comparison = conduct(plan, configs, launcher, stop=stop)

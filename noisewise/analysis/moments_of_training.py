@@ -22,7 +22,7 @@ from noisewise.processes import Process
 from noisewise.samplers import Sampler
 from noisewise.samplers.histogram import Histogram
 from noisewise.streams import stream_key
-from noisewise.study.budget import with_budget
+from noisewise.study.job import with_budget
 from noisewise.training import checkpoint
 from noisewise.training.components import build_parts, open_source
 from noisewise.training.config import Config

@@ -77,12 +77,12 @@ def lines_over_noise(
     axis: Any,
     u: Sequence[float],
     curves: Sequence[Sequence[float]],
-    errors: Sequence[Sequence[float]] | None,
+    errors: Sequence[Sequence[float]],
     steps: Sequence[int],
 ) -> None:
     """A line for each moment of training, with a band of one standard error."""
     values = np.asarray(curves, dtype=float)
-    bands = np.zeros_like(values) if errors is None else np.nan_to_num(np.asarray(errors, dtype=float))
+    bands = np.nan_to_num(np.asarray(errors, dtype=float))
     floor = values[values > 0].min() / 3 if (values > 0).any() else 1e-12
     for colour, step, curve, band in zip(moment_colours(len(steps)), steps, values, bands, strict=True):
         axis.plot(u, curve, color=colour, linewidth=1.6, marker="o", markersize=2.5, label=f"step {step:,}")

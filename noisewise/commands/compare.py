@@ -19,11 +19,10 @@ from noisewise.generation.run_samples import quick_solver
 from noisewise.models import with_labels
 from noisewise.printable import printable
 from noisewise.spec import split_specs
-from noisewise.study.budget import with_budget
 from noisewise.study.conduct import combinations, conduct
-from noisewise.study.forecast import about, evaluation_seconds, needs_inception, said_fewer
+from noisewise.study.job import with_budget
 from noisewise.study.launch import add_launcher_options, chosen_launcher
-from noisewise.study.measure import CPU_IMAGES
+from noisewise.study.measure import CPU_IMAGES, about, evaluation_seconds, needs_inception, said_fewer
 from noisewise.study.outcome import LOG, PLAN, Comparison, Outcome, Plan
 from noisewise.training.components import build_parts, open_source, with_network
 from noisewise.training.config import Config

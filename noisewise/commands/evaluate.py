@@ -40,8 +40,15 @@ from noisewise.metrics.optimal_loss import (
 )
 from noisewise.precision import full_float32
 from noisewise.processes import Process
-from noisewise.study.forecast import about, feature_seconds, forward_seconds, needs_inception, said_fewer
-from noisewise.study.measure import CPU_IMAGES, CPU_REAL_IMAGES
+from noisewise.study.measure import (
+    CPU_IMAGES,
+    CPU_REAL_IMAGES,
+    about,
+    feature_seconds,
+    forward_seconds,
+    needs_inception,
+    said_fewer,
+)
 from noisewise.training.checkpoint import NAME
 from noisewise.training.components import open_source
 from noisewise.training.config import Config
@@ -68,7 +75,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--metrics", default="fid", help=f"comma-separated, of {', '.join(distances.METRICS)}; none for no images"
     )
-    parser.add_argument("--preprocessing", default="pytorch-fid", choices=OF_INCEPTION)
+    parser.add_argument(
+        "--preprocessing", default="pytorch-fid", choices=OF_INCEPTION, help="how images are resized for Inception"
+    )
     parser.add_argument(
         "--features",
         default="inception",

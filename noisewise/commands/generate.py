@@ -59,7 +59,7 @@ def add_model_options(parser: Parser) -> None:
     )
     parser.add_argument("--label", type=int, help="the class of all images; by default classes take turns")
     parser.add_argument("--batch", type=int, default=500, help="images generated at a time")
-    parser.add_argument("--device", default="auto", choices=DEVICES)
+    parser.add_argument("--device", default="auto", choices=DEVICES, help="auto takes a GPU if there is one")
     parser.add_argument("--precision", default="fp32", choices=list(PRECISIONS), help="of the network while generating")
     parser.add_argument(
         "--autoencoder", help="folder or hub id, if latents are to be decoded by another than they were made by"

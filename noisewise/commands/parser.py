@@ -10,7 +10,7 @@ from noisewise.suggest import closest
 
 
 class Help(argparse.HelpFormatter):
-    """Wraps sentences to the terminal's width, and leaves the lines of examples as they are."""
+    """Wraps sentences to the terminal's width, leaves the lines of examples as they are, and says what the defaults are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         shown = []
@@ -19,6 +19,11 @@ class Help(argparse.HelpFormatter):
             example = all(line.startswith("  noisewise ") for line in lines)
             shown.append("\n".join(lines) if example else super()._fill_text(part, width, indent))
         return "\n\n".join(shown)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        known = action.default not in (None, False, [], "", argparse.SUPPRESS)
+        shown = known and action.option_strings and "default" not in (action.help or "")
+        return f"{action.help}; default: %(default)s" if shown else action.help
 
     def _format_action(self, action: argparse.Action) -> str:
         text = super()._format_action(action)  # of subcommands the first line is their common name, which the title says

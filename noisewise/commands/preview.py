@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from noisewise.commands.parser import Parser
-from noisewise.looking.curves_picture import draw_previews, limits
-from noisewise.looking.recipe_curves import AT, AXES, CURVES, WEIGHT_OF, Axis, Preview, preview
+from noisewise.looking.recipe_curves import AT, AXES, CURVES, WEIGHT_OF, Axis, Preview, draw_previews, limits, preview
 from noisewise.objective import PREDICTIONS, Objective
 from noisewise.processes import PROCESSES
 from noisewise.recipes import Recipe, recipe

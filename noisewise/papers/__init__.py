@@ -5,7 +5,7 @@ its page shows of both. `noisewise reproduce` runs it.
 """
 
 from noisewise.papers import arxiv_2405_17403, arxiv_2411_09998
-from noisewise.papers.declared import SCALES, Study
+from noisewise.papers.evidence import SCALES, Study
 
 STUDIES: dict[str, Study] = {**arxiv_2411_09998.STUDIES, **arxiv_2405_17403.STUDIES}
 

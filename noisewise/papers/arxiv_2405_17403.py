@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from noisewise.papers.declared import SCALES, Scale, Section, Study, Table
-from noisewise.papers.evidence import read
+from noisewise.papers.evidence import SCALES, Scale, Section, Shown, Study, Table, read
 
 AREAS = ("acceleration", "deceleration", "convergence")
 TAU = {"linear": "642", "cosine": "959", "quadratic": "829"}  # the released code's threshold, plus 1
@@ -18,7 +17,7 @@ def bounds(folder: Path) -> dict[str, dict[str, tuple[int, int]]]:
     return found
 
 
-def sections(folder: Path) -> list[Section]:
+def shown(folder: Path) -> Shown:
     rows = []
     for schedule, areas in bounds(folder).items():
         size = max(end for _, end in areas.values())
@@ -31,12 +30,9 @@ def sections(folder: Path) -> list[Section]:
         "schedule. Shares are of uniform sampling."
     )
     pictures = {"Slope of the noise share with the three areas": folder / "speed-areas" / "increments.svg"}
-    return [Section("The three areas", [Table(heads, rows, note)], pictures=pictures)]
-
-
-def found(folder: Path) -> str:
-    shares = [f"{schedule} {1 - areas['convergence'][0] / 1000:.1%}" for schedule, areas in bounds(folder).items()]
-    return f"share of timesteps in the convergence area: {', '.join(shares)}"
+    converged = [f"{schedule} {1 - areas['convergence'][0] / 1000:.1%}" for schedule, areas in bounds(folder).items()]
+    said = f"share of timesteps in the convergence area: {', '.join(converged)}"
+    return said, [Section("The three areas", [Table(heads, rows, note)], pictures=pictures)]
 
 
 EXACT = Scale(
@@ -48,8 +44,7 @@ STUDIES = {
         title="SpeeD's areas of a noise schedule",
         says="noising accelerates, decelerates and converges; a large share of timesteps lies where hardly anything changes",
         scales=dict.fromkeys(SCALES, EXACT),
-        sections=sections,
-        found=found,
+        shown=shown,
         notes=("The same at every scale: the areas follow from the schedule alone.",),
     )
 }

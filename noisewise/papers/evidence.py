@@ -1,8 +1,10 @@
-"""What runs and analyses have left in their folders, as tables, charts and sentences beside the paper's own numbers."""
+"""What a study consists of; and what its runs and analyses have left in their folders, as tables, charts and sentences."""
 
 import csv
+import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -10,11 +12,68 @@ from statistics import fmean
 import numpy as np
 
 from noisewise.looking.palette import methods_named
-from noisewise.papers.declared import Section, Table
 from noisewise.report.charts import Chart, Line, Point
 from noisewise.study.outcome import Comparison, Outcome, read_comparison
-from noisewise.study.paired import mean_ratio
-from noisewise.study.summary import judged, metric_label
+from noisewise.study.summary import judged, mean_ratio, metric_label
+
+SCALES = {
+    "toy": "the embedded digits, on two CPU cores",
+    "small": "CIFAR-10 with a network of 9.0 M parameters, on one GPU",
+    "paper": "the settings of the paper's own tables",
+}
+PLACE = "OUT"  # stands for the folder of a scale in commands
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the page, in words; the first column names the rows."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    lowest: Sequence[int] = ()  # columns whose lowest number stands out
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: tables, line charts, and pictures that an analysis has written."""
+
+    title: str
+    tables: Sequence[Table] = ()
+    charts: Sequence[Chart] = ()
+    pictures: Mapping[str, Path] = field(default_factory=dict)  # by what they show
+
+
+Shown = tuple[str, list[Section]]
+"""The same as a study `says`, of ours; and what the page shows."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a study is made at one scale."""
+
+    commands: tuple[str, ...]  # of noisewise, in order; OUT is the folder of the scale
+    takes: str  # how long, and on what
+    needs: str = ""  # what is not in the package
+
+    def words(self, folder: Path) -> list[list[str]]:
+        """The commands as lists of words, for this folder."""
+        return [[word.replace(PLACE, str(folder)) for word in shlex.split(line)] for line in self.commands]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or a figure of a paper."""
+
+    source: str  # the paper, and the place in it
+    title: str
+    says: str  # what the paper found, in a sentence
+    scales: Mapping[str, Scale]
+    shown: Callable[[Path], Shown]  # of the folder of a scale
+    notes: tuple[str, ...] = ()  # what the paper leaves open, and what differs here at any scale
+
+
+# The paper's numbers --------------------------------------------------------------------------------------------------
 
 Row = dict[str, str]
 
@@ -23,10 +82,15 @@ Row = dict[str, str]
 class Published:
     """A table of FIDs: the paper's name of a method to its spec and its numbers as printed, the baseline first."""
 
-    columns: str  # separated by commas
-    at: tuple[float, ...]  # where they lie in the last one's steps
+    columns: str  # the steps or epochs of each, separated by commas
     rows: Mapping[str, tuple[str, str]]
     lowest: bool = False  # "the lowest FID score achieved for each training duration"
+
+    @property
+    def at(self) -> list[float]:
+        """Where the columns lie, as shares of the last."""
+        steps = [float(step) for step in re.findall(r"[\d.]+", self.columns)]
+        return [step / steps[-1] for step in steps]
 
     def ends(self) -> dict[str, float]:
         """Spec to its last FID over the baseline's."""
@@ -54,24 +118,24 @@ class Curves:
         found = [judged(one, self.metric) for one in run.evaluations]
         return [min(found[: i + 1]) for i in range(len(found))] if lowest else found
 
+    def pairs(self, spec: str) -> dict[int, tuple[Outcome, Outcome]]:
+        """By seed: its run, and the baseline's."""
+        return {seed: (run, self.baseline[seed]) for seed, run in self.runs.get(spec, {}).items() if seed in self.baseline}
+
     def ratios(self, spec: str, lowest: bool = False) -> list[float]:
         """The end of each seed over the baseline's with the same seed."""
-        pairs = [(run, self.baseline[seed]) for seed, run in self.runs.get(spec, {}).items() if seed in self.baseline]
-        return [self.values(run, lowest)[-1] / self.values(base, lowest)[-1] for run, base in pairs]
+        return [self.values(run, lowest)[-1] / self.values(base, lowest)[-1] for run, base in self.pairs(spec).values()]
 
     def days(self, spec: str) -> dict[int, list[float]]:
         """By seed: the training time of each evaluation, in units of "1D", what the baseline of that seed took in all."""
-        found = {}
-        for seed, run in self.runs.get(spec, {}).items():
-            if seed in self.baseline:
-                unit = self.baseline[seed].evaluations[-1].seconds
-                found[seed] = [one.seconds / unit for one in run.evaluations]
-        return found
+        return {
+            seed: [one.seconds / base.evaluations[-1].seconds for one in run.evaluations]
+            for seed, (run, base) in self.pairs(spec).items()
+        }
 
     def fair(self, spec: str) -> bool:
         """Whether the clock of all its runs was that of the baseline's."""
-        pairs = [(run, self.baseline[seed]) for seed, run in self.runs.get(spec, {}).items() if seed in self.baseline]
-        return all(run is base or self.comparison.side_by_side(run, base) for run, base in pairs)
+        return all(run is base or self.comparison.side_by_side(run, base) for run, base in self.pairs(spec).values())
 
 
 def curves(folder: Path) -> Curves:

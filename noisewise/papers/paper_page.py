@@ -8,10 +8,10 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from noisewise.papers.declared import SCALES, Section, Study
-from noisewise.report.charts import Chart
-from noisewise.report.html import Part, as_json, chart_svg, details, legend, table
+from noisewise.papers.evidence import SCALES, Section, Study
+from noisewise.report.html import Part, as_json, details, table
 from noisewise.report.page import fill
+from noisewise.report.sections import row_of
 from noisewise.study.outcome import Plan
 from noisewise.training.run_folder import replace_file
 
@@ -20,7 +20,7 @@ TYPES = {".svg": "svg+xml", ".png": "png"}
 
 def write_page(name: str, study: Study, scale: str, folder: Path) -> tuple[Path, str]:
     """Write NAME.html and NAME.json into the folder of the scale; returns the page's path, and what was found."""
-    sections, found = study.sections(folder), study.found(folder)
+    found, sections = study.shown(folder)
     page, data = folder / f"{name}.html", folder / f"{name}.json"
     replace_file(page, render(name, study, scale, folder, sections, found))
     replace_file(data, json.dumps(as_data(name, study, scale, sections, found), indent=1, ensure_ascii=False) + "\n")
@@ -80,7 +80,10 @@ def _part(section: Section, name: str) -> Part:
         best = {(_lowest([row[column] for row in one.rows]), column) for column in one.lowest}
         rows = [
             f'<tr><th scope="row">{escape(row[0])}</th>'
-            + "".join(f"<td>{_cell(cell, (i, column) in best)}</td>" for column, cell in enumerate(row[1:], 1))
+            + "".join(
+                f"<td><b>{escape(cell)}</b></td>" if (i, column) in best else f"<td>{escape(cell)}</td>"
+                for column, cell in enumerate(row[1:], 1)
+            )
             + "</tr>"
             for i, row in enumerate(one.rows)
         ]
@@ -88,7 +91,7 @@ def _part(section: Section, name: str) -> Part:
             table(one.heads, rows, "results", [k == 0 for k in range(len(one.heads))])
             + (f'<p class="note">{escape(one.note)}</p>' if one.note else "")
         )
-    charts, data = _charts(list(section.charts), name)
+    charts, data = row_of(section.charts, name)
     pictures = [
         f'<figure class="picture"><figcaption>{escape(what)}</figcaption>'
         f'<img alt="{escape(what)}" src="{_embedded(path)}"></figure>'
@@ -97,24 +100,10 @@ def _part(section: Section, name: str) -> Part:
     return Part(name, section.title, "".join([charts, *html, *pictures]), data)
 
 
-def _cell(text: str, best: bool) -> str:
-    return f"<b>{escape(text)}</b>" if best else escape(text)
-
-
 def _lowest(cells: list[str]) -> int:
     """Where the lowest number of a column stands."""
     values = [float(cell.replace(",", "")) if cell[:1].isdigit() else inf for cell in cells]
     return values.index(min(values))
-
-
-def _charts(charts: list[Chart], prefix: str) -> tuple[str, dict[str, Any]]:
-    html, data = [], {}
-    for chart in charts:
-        name = f"{prefix}-{chart.name}"
-        svg, data[name] = chart_svg(chart, name)
-        lines = legend([line.method for line in chart.lines])
-        html.append(f"<figure><figcaption>{escape(chart.title)}</figcaption>{svg}{lines}</figure>")
-    return f'<div class="charts">{"".join(html)}</div>' if html else "", data
 
 
 def _embedded(path: Path) -> str:

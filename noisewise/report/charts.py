@@ -76,7 +76,8 @@ def quality_charts(subject: Subject, process: str) -> list[Chart]:
     charts = []
     for name, title, x_label, x in axes:
         lines = [
-            _line(method, _judged(subject.runs(process, method.name), metric, x)) for method in subject.methods_of(process)
+            Line(method, tuple(_judged(subject.runs(process, method.name), metric, x)))
+            for method in subject.methods_of(process)
         ]
         chart = Chart(f"quality-{name}", f"Against {title}", x_label, label, _drawn(lines))
         if chart.lines:
@@ -88,12 +89,12 @@ def loss_charts(subject: Subject, process: str) -> list[Chart]:
     """Held-out loss by noise level at the last evaluation: plain, over the baseline's, and what is left to learn of it."""
     finals = {method: _last(subject.runs(process, method.name)) for method in subject.methods_of(process)}
     x = "noise level u (0: least noise, 1: most)"
-    plain = [_line(method, _by_level(runs)) for method, runs in finals.items()]
+    plain = [Line(method, tuple(_by_level(runs))) for method, runs in finals.items()]
     charts = [Chart("loss", "Held-out loss", x, "held-out loss (log scale)", _drawn(plain), log=True)]
     base = {run.seed: found for method, runs in finals.items() if method.index == 0 for run, found in runs}
     if len(subject.methods) > 1 and base:
         name = subject.baseline.name
-        over = [_line(method, _by_level(runs, base)) for method, runs in finals.items()]
+        over = [Line(method, tuple(_by_level(runs, base))) for method, runs in finals.items()]
         title = f"The same, over the loss of {name}"
         charts.append(Chart("loss-ratio", title, x, "times the baseline (below 1: better)", _drawn(over), level=1.0))
     optimal = subject.optimal(process)
@@ -198,10 +199,6 @@ def _positive(value: float) -> bool:
 
 def _comparable(found: Evaluation, base: Evaluation | None) -> bool:
     return base is not None and base.share == found.share and len(base.held_out) == len(found.held_out) and all(base.held_out)
-
-
-def _line(method: Method, points: Iterable[Point]) -> Line:
-    return Line(method, tuple(points))
 
 
 def _drawn(lines: Iterable[Line]) -> tuple[Line, ...]:

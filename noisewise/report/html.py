@@ -49,7 +49,8 @@ class Cell:
 
     def html(self, left: bool = False, more: bool = False) -> str:
         """As a cell of numbers, or of words (`left`); one with `more` than the decisive numbers is left out on a phone."""
-        value = "" if self.value is None else f' data-value="{escape(repr_of(self.value))}"'
+        exact = self.value if isinstance(self.value, str) else repr(self.value)
+        value = "" if self.value is None else f' data-value="{escape(exact)}"'
         name = f' data-name="{escape(self.name)}"' if self.name else ""
         return f"<td{_kinds(left, more)}{name}{value}>{escape(self.text)}</td>"
 
@@ -64,11 +65,6 @@ def number(value: float) -> str:
     if not math.isfinite(value):
         return "not finite"
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
-
-
-def repr_of(value: float | int | str) -> str:
-    """A number so that it can be read back exactly."""
-    return value if isinstance(value, str) else repr(value)
 
 
 def table(

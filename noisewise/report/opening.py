@@ -13,9 +13,8 @@ from noisewise.looking.palette import Method
 from noisewise.report.charts import time_unit
 from noisewise.report.html import Part, breakable, details, number
 from noisewise.report.subject import Subject
-from noisewise.study.findings import ENOUGH, findings, p_text
-from noisewise.study.paired import SEEDS
-from noisewise.study.summary import Summary, budget_unit, judged, metric_label, summarise
+from noisewise.study.findings import ENOUGH, findings, p_equals
+from noisewise.study.summary import SEEDS, Summary, budget_unit, judged, metric_label, summarise
 from noisewise.training.config import Config
 
 KNOWN_DATA = {"digits": "handwritten digits", "cifar10": "CIFAR-10"}
@@ -170,7 +169,10 @@ def lead(subject: Subject, process: str) -> Lead:
         " ".join(filter(None, (certainty(best, base), _sooner(best, subject, metric)))),
         looks[best.sampler],
         best.verdict == "better",
-        tuple((looks[one.sampler], each, _briefly(one)) for each, one in found[1:]),
+        tuple(
+            (looks[one.sampler], each, "tie" if tied(one) else "" if one.verdict == "one seed" else one.verdict)
+            for each, one in found[1:]
+        ),
     )
 
 
@@ -185,7 +187,7 @@ def certainty(one: Summary, base: Summary) -> str:
     if one.verdict == "same":
         return f"A tie: the same in {seeds} seeds.{lost}"
     span = f"{min(ratios):.2f} to {max(ratios):.2f} seed by seed" if ratios else f"{seeds} seeds"
-    p = "" if one.p_adjusted is None else f", p {'' if one.p_adjusted < 0.001 else '= '}{p_text(one.p_adjusted)}"
+    p = "" if one.p_adjusted is None else f", {p_equals(one.p_adjusted)}"
     if one.verdict in ("better", "worse"):
         few = f" {counted(seeds, 'seed')} are few." if seeds < ENOUGH else ""
         return f"Shown to be {one.verdict} in {seeds} seeds: {span}{p}.{few}{lost}"
@@ -218,10 +220,6 @@ def _sooner(one: Summary, subject: Subject, metric: str) -> str:
     return f"It had {subject.baseline.name}'s final {metric} after {share}."
 
 
-def _briefly(one: Summary) -> str:
-    return "tie" if tied(one) else "" if one.verdict == "one seed" else one.verdict
-
-
 def method_by_method(subject: Subject) -> list[str]:
     """A sentence for each method; what became of failed runs is said above."""
     lost = sum(run.status != "finished" for run in subject.comparison.outcomes)
@@ -236,7 +234,6 @@ def joined(names: list[str]) -> str:
 
 def run_lead(subject: Subject) -> Lead:
     """Of one run: what it was last measured by, or its loss; and how far it got."""
-    spent, *measured = run_findings(subject)
     found = {key: value for row in subject.measured() for key, value in measures(row).items()}
     ends = [one for run in subject.comparison.outcomes for one in run.evaluations]
     if found:
@@ -247,23 +244,20 @@ def run_lead(subject: Subject) -> Lead:
         losses = [row["loss"] for row in subject.comparison.outcomes[0].metrics() if row.get("loss") is not None]
         name, value = "training loss", losses[-1] if losses else float("nan")
     known = number(value) if isfinite(value) else ""
-    return Lead(known, metric_label(name) if known else "", " ".join([spent, *measured]), subject.baseline)
+    best = ", ".join(f"{metric_label(key)} {number(value)}" for key, value in found.items())
+    said = _spent(subject) + (f" Last measured: {best}." if best else "")
+    return Lead(known, metric_label(name) if known else "", said, subject.baseline)
 
 
-def run_findings(subject: Subject) -> list[str]:
-    """Of one run: how far it got."""
-    run = subject.comparison.outcomes[0]
-    rows = run.metrics()
+def _spent(subject: Subject) -> str:
+    rows = subject.comparison.outcomes[0].metrics()
     if not rows:
-        return ["Nothing was written down during training."]
+        return "Nothing was written down during training."
     last = rows[-1]
     unit, size = time_unit(last["seconds"])
     loss = "" if last.get("loss") is None else f"; the training loss is {number(last['loss'])}"
     skipped = f" {last['skipped']} steps were skipped because something in them was not finite." if last.get("skipped") else ""
-    spent = f"Trained for {last['step']:,} steps in {number(last['seconds'] / size)} {unit}{loss}.{skipped}"
-    measured = {key: value for found in subject.measured() for key, value in measures(found).items()}
-    best = [f"{metric_label(key)} {number(value)}" for key, value in measured.items()]
-    return [spent, *([f"Last measured: {', '.join(best)}."] if best else [])]
+    return f"Trained for {last['step']:,} steps in {number(last['seconds'] / size)} {unit}{loss}.{skipped}"
 
 
 def measures(row: dict[str, Any]) -> dict[str, float]:

@@ -40,15 +40,13 @@ class LivePage:
         with self._lock:
             version = self.version()
             if self._made[0] != version:
-                self._made = (version, self._render(version))
+                try:
+                    page = render(read_subject(self.target), live=version)
+                except (ValueError, OSError) as error:  # also a file that is being written right now
+                    said = f'<p class="eyebrow">noisewise, live</p><h1>Not yet</h1><p>{escape(str(error))}</p>'
+                    page = fill(f"<main><header>{said}</header></main>", "noisewise", live=version)
+                self._made = (version, page)
             return self._made[1]
-
-    def _render(self, version: str) -> str:
-        try:
-            return render(read_subject(self.target), live=version)
-        except (ValueError, OSError) as error:  # also a file that is being written right now
-            said = f'<header><p class="eyebrow">noisewise, live</p><h1>Not yet</h1><p>{escape(str(error))}</p></header>'
-            return fill(f"<main>{said}</main>", "noisewise", live=version)
 
 
 @contextmanager

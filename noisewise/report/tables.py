@@ -9,7 +9,7 @@ from noisewise.report.html import Cell, Part, colour, details, method_head, numb
 from noisewise.report.opening import facts, measures, method_by_method
 from noisewise.report.subject import Subject
 from noisewise.study.findings import explanation
-from noisewise.study.outcome import Evaluation, Outcome
+from noisewise.study.outcome import Outcome
 from noisewise.study.summary import Summary, budget_unit, headline_images, judged, metric_label, summarise
 from noisewise.study.table import Column, spread_text, table_columns
 from noisewise.training.options import as_yaml, flat
@@ -71,10 +71,6 @@ def evaluations(subject: Subject) -> str:
     return details("All evaluations, in numbers", table(headings, rows, "numbers"))
 
 
-def _headline(found: Evaluation) -> Cell:
-    return Cell("") if found.headline is None else Cell(number(found.headline), found.headline, "headline")
-
-
 def _evaluation_rows(subject: Subject, headline: bool) -> Iterator[str]:
     index = {method.name: method.index for method in subject.methods}
     for run in subject.comparison.outcomes:
@@ -89,8 +85,10 @@ def _evaluation_rows(subject: Subject, headline: bool) -> Iterator[str]:
                 Cell(f"{found.seconds:,.1f}", found.seconds, "seconds"),
                 Cell(number(value), value, "value"),
                 *([] if subject.metric is None else [Cell(number(found.loss), found.loss, "loss")]),
-                *([_headline(found)] if headline else []),
             ]
+            if headline:
+                more = found.headline
+                cells.append(Cell("") if more is None else Cell(number(more), more, "headline"))
             name = escape(run.folder.name)
             yield f'<tr data-run="{name}" data-method="{index[run.sampler]}">{"".join(cell.html() for cell in cells)}</tr>'
 

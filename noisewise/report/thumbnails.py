@@ -15,7 +15,7 @@ from PIL import Image
 from noisewise.looking.palette import Method
 from noisewise.report.charts import thinned
 from noisewise.report.subject import Subject
-from noisewise.study.outcome import Evaluation, Outcome
+from noisewise.study.outcome import Outcome
 from noisewise.study.summary import judged
 
 BUDGET = 1_700_000  # characters of all pictures together
@@ -52,7 +52,10 @@ def pictures_of(subject: Subject) -> list[Picture]:
     for run in subject.comparison.outcomes:
         method = next(method for method in subject.methods if method.name == run.sampler)
         evaluated = [one for one in run.evaluations if one.picture is not None and inside(run.folder, one.picture)]
-        found += [_evaluated(run, method, one, subject.metric) for one in evaluated]
+        for one in evaluated:
+            path, value = run.folder / (one.picture or ""), judged(one, subject.metric)
+            known = value if isfinite(value) else None
+            found.append(Picture(method, run.process, run.seed, one.share, one.step, path, known))
         if subject.single and not evaluated:
             found += _drawn_in_training(run, method)
     return [picture for picture in found if picture.path.is_file()]
@@ -61,11 +64,6 @@ def pictures_of(subject: Subject) -> list[Picture]:
 def inside(folder: Path, name: str) -> bool:
     """Whether a path that a file names stays in its folder."""
     return (folder / name).resolve().is_relative_to(folder.resolve())
-
-
-def _evaluated(run: Outcome, method: Method, found: Evaluation, metric: str | None) -> Picture:
-    path, value = run.folder / (found.picture or ""), judged(found, metric)
-    return Picture(method, run.process, run.seed, found.share, found.step, path, value if isfinite(value) else None)
 
 
 def _drawn_in_training(run: Outcome, method: Method) -> list[Picture]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from noisewise import distributed
 from noisewise.data import open_named
@@ -82,7 +83,7 @@ def conduct(
     check_all(folder, plan, configs)
     with alone(folder):
         jobs = [Job(config, plan.evaluate_at, plan.images, plan.headline) for config in configs]
-        jobs = [job for job in jobs if not is_finished(job)]
+        jobs = [job for job in jobs if job.status != "finished"]
         merged(plan, configs, folder, [job.folder.name for job in jobs]).write(folder)
         for job in jobs:
             forget_failure(job.folder)
@@ -91,11 +92,6 @@ def conduct(
             with Board(configs, evaluations=len(plan.evaluate_at), seconds=seconds).shown():
                 launcher.launch(jobs, stop)
     return read_comparison(folder)
-
-
-def is_finished(job: Job) -> bool:
-    """Whether nothing is left to do."""
-    return (job.folder / "config.yaml").is_file() and read_outcome(job.folder).status == "finished"
 
 
 def merged(plan: Plan, configs: Sequence[Config], folder: Path, launched: Sequence[str]) -> Plan:
@@ -174,8 +170,7 @@ def check_all(folder: Path, plan: Plan, configs: list[Config]) -> None:
     check_plan(folder, plan)
     for path in sorted((folder / "runs").glob("*/config.yaml")):
         if not is_false_start(path.parent):
-            check_run(path.parent, configs[0])
-            check_data(path.parent, parts)
+            check_run(path.parent, configs[0], parts)
 
 
 def check_plan(folder: Path, plan: Plan) -> None:
@@ -197,8 +192,8 @@ def said(value: object) -> str:
     return ",".join(f"{share:g}" for share in value) if isinstance(value, tuple) else str(value)
 
 
-def check_run(folder: Path, config: Config) -> None:
-    """A run that is there already must be comparable with the new ones, and within their budget."""
+def check_run(folder: Path, config: Config, parts: Parts) -> None:
+    """A run that is there already must be comparable with the new ones, made with the same data, and within their budget."""
     before, after = flat(read_outcome(folder).config), flat(config)
     free = {f"data.{name}" for name in FREE_WITHIN["data"]}
     names = [
@@ -209,38 +204,34 @@ def check_run(folder: Path, config: Config) -> None:
     differences = [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
     if differences:
         raise ValueError(f"{folder} was made with other settings: {'; '.join(differences)}. Give another --out")
-    step, seconds = progress_of(folder)
+    step, state = newest_state(folder)
+    seconds = float(state.get("seconds", 0.0))
     if step > config.steps:
         raise ValueError(f"{folder} has made {step} steps, more than --budget: give another --out")
     if config.seconds is not None and seconds > config.seconds + LATE * seconds / max(step, 1):
         raise ValueError(f"{folder} has trained for {seconds:.0f} s, more than --budget: give another --out")
-
-
-def check_data(folder: Path, parts: Parts) -> None:
-    """A run that is there already must have been made with the same data."""
-    steps = checkpoint.steps_in(folder / "checkpoints")
-    try:
-        state = json.loads(read_plain(folder / "checkpoints" / checkpoint.name_of(steps[-1]) / "state.json"))["data"]
-    except (IndexError, OSError, ValueError, KeyError, TypeError, RecursionError):
-        return  # no checkpoint, or a broken one: the run falls back by itself
-    if found := parts.other_data(state):
+    if found := parts.other_data(state["data"]) if "data" in state else {}:
         raise ValueError(f"{folder} was made with other data: {', '.join(found.values())}. Give another --out")
 
 
-def progress_of(folder: Path) -> tuple[int, float]:
-    """Steps and seconds of the newest checkpoint; an error if another version of noisewise wrote it."""
+def newest_state(folder: Path) -> tuple[int, dict[str, Any]]:
+    """Step and state of the newest checkpoint, the state empty if it is broken: then the run falls back to an earlier one.
+
+    An error if another version of noisewise wrote it.
+    """
     steps = checkpoint.steps_in(folder / "checkpoints")
     if not steps:
-        return 0, 0.0
+        return 0, {}
     path = folder / "checkpoints" / checkpoint.name_of(steps[-1])
     try:
         made = json.loads(read_plain(path / "manifest.json"))["format"]
-        seconds = float(json.loads(read_plain(path / "state.json"))["seconds"])
+        state: dict[str, Any] = json.loads(read_plain(path / "state.json"))
+        float(state["seconds"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return steps[-1], 0.0  # broken: the run falls back to an earlier one by itself
+        return steps[-1], {}
     if made != checkpoint.FORMAT:
         raise ValueError(
             f"{path} has format {made}, this version of noisewise reads {checkpoint.FORMAT}: go on with the version that wrote "
             "it, or give another --out"
         )
-    return steps[-1], seconds
+    return steps[-1], state

@@ -8,8 +8,7 @@ from noisewise.samplers.gradient_variance import GradientVariance
 from noisewise.samplers.learning import Learner
 from noisewise.spec import build_process
 from noisewise.study.outcome import Comparison, Outcome
-from noisewise.study.paired import SEEDS, SIGNIFICANT
-from noisewise.study.summary import Summary, headline_images, metric_label, summarise
+from noisewise.study.summary import SEEDS, SIGNIFICANT, Summary, headline_images, metric_label, summarise
 
 FLAT = 1e-3  # how much a density may differ between noise levels and count as uniform
 ENOUGH = 5  # seeds; with fewer, even runs that all agree hardly give a small p
@@ -107,6 +106,11 @@ def p_text(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
+def p_equals(p: float) -> str:
+    """The same in a sentence: "p = 0.012"."""
+    return f"p {'= ' * (p >= 0.001)}{p_text(p)}"
+
+
 def _on(comparison: Comparison, process: str) -> str:
     return f" on {process}" if len({one.process for one in comparison.outcomes}) > 1 else ""
 
@@ -129,7 +133,7 @@ def _certainty(one: Summary, base: Summary) -> str:
     seeds = len(one.reached)
     if one.verdict == "one seed":
         return "one seed: too few to judge"
-    p = "" if one.p_adjusted is None else f"p {_equals(p_text(one.p_adjusted))}"
+    p = "" if one.p_adjusted is None else p_equals(one.p_adjusted)
     if one.verdict in ("better", "worse"):
         return f"{one.verdict}: {p} over {seeds} seeds{' only' * (seeds < ENOUGH)}"
     if one.verdict == "same":
@@ -141,10 +145,6 @@ def _certainty(one: Summary, base: Summary) -> str:
     if seeds < ENOUGH and f" {seeds} of {seeds} " in one.verdict:
         return f"{one.verdict}, {p}: too few seeds to call it {'better' if 'lower' in one.verdict else 'worse'}"
     return f"{one.verdict}, {p}: no clear difference"
-
-
-def _equals(p: str) -> str:
-    return p if p.startswith("<") else f"= {p}"
 
 
 def _share(one: Summary, what: str) -> str:

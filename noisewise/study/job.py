@@ -1,19 +1,37 @@
-"""A run that a comparison needs, and the small files of its folder: what it is doing right now, and why it failed."""
+"""A run that a comparison needs, who sees to it, and the small files of its folder: what it is doing, and why it failed."""
 
+import argparse
 import json
 import os
-from dataclasses import asdict, dataclass
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
-from noisewise.study.outcome import FAILURE, LOG, Failure, checked, write_failure
+from noisewise.study.outcome import FAILURE, LOG, Failure, checked, read_outcome, write_failure
 from noisewise.training.checkpoint import steps_in
 from noisewise.training.config import Config
 from noisewise.training.plain_files import open_new, read_plain
+from noisewise.training.signals import StopRequest
 
+ROWS = 20  # of metrics that a short run has at least
 STATUS = "status.json"
 TAIL = 20  # lines of the log that go into a failure
+
+
+def with_budget(config: Config, budget: str) -> Config:
+    """The configuration with "30s" or "1000it" as its end."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?=s)|\d+(?=it))(s|it)", budget)
+    if not match or not float(match[1]) > 0:
+        raise ValueError(f"--budget {budget!r}: give seconds as in 30s, or steps as in 1000it")
+    if match[2] == "it":
+        log = replace(config.log, every=min(config.log.every, max(1, int(match[1]) // ROWS)))
+        return replace(config, steps=int(match[1]), epochs=None, seconds=None, log=log)
+    return replace(config, steps=10**9, epochs=None, seconds=float(match[1]))
 
 
 @dataclass(frozen=True)
@@ -28,6 +46,38 @@ class Job:
     @property
     def folder(self) -> Path:
         return Path(self.config.out or "")
+
+    @property
+    def status(self) -> str:
+        """What the run's folder says of it, as in `Outcome`."""
+        return read_outcome(self.folder).status if (self.folder / "config.yaml").is_file() else "unfinished"
+
+
+class Launcher(ABC):
+    """Sees to it that jobs are done: afterwards each run is finished, has a failure in its folder, or was told to stop.
+
+    What a run has done is read from its folder, so that it does not matter who did it, or how often it was interrupted.
+    """
+
+    options: ClassVar[tuple[str, ...]]  # names of its command-line options
+
+    @staticmethod
+    @abstractmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        """The options that it takes; all are None unless given."""
+
+    @classmethod
+    @abstractmethod
+    def from_options(cls, options: argparse.Namespace, folder: Path, samplers: int) -> "Launcher":
+        """What the command line asks for, for a comparison in this folder."""
+
+    @abstractmethod
+    def launch(self, jobs: Sequence[Job], stop: StopRequest) -> None:
+        """Do the jobs."""
+
+    def farewell(self) -> str:
+        """What to say when it was asked to stop."""
+        return "the runs are saved; the same command goes on with them"
 
 
 @dataclass(frozen=True)

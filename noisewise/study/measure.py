@@ -1,20 +1,25 @@
-"""What is measured of a run along the way: the distance of its images to the data, and its held-out loss by noise level."""
+"""What is measured of a run along the way: the distance of its images to the data, its held-out loss by noise level; and how
+long that takes."""
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from noisewise.data import Source, open_named
-from noisewise.generation.images import BATCH, Decoder, make_decoder, save_grid, to_uint8
+from noisewise.generation.images import BATCH, make_decoder, save_grid, to_uint8
 from noisewise.generation.replay import Replay
 from noisewise.generation.run_samples import headline_solver, quick_solver, run_samples
 from noisewise.generation.solvers import Solver
 from noisewise.looking.validation import Validation
 from noisewise.metrics.distances import Network, choose_network, compare_images, real_statistics
+from noisewise.metrics.features import features
 from noisewise.metrics.heldout import held_out_losses
 from noisewise.metrics.reference import Reference
 from noisewise.processes import DDPM
@@ -29,6 +34,7 @@ CPU_IMAGES, CPU_REAL_IMAGES = 250, 1000  # where Inception runs on a CPU and nob
 SHOWN, COLUMNS = 64, 8  # samples in a picture
 
 
+Made = TypeVar("Made")
 Watch = Callable[[str, float], None]  # told what is being done, and which share of it is; may raise to end an evaluation
 
 
@@ -56,12 +62,12 @@ def evaluate(
     quick, full = quick_solver(run.config), headline_solver(run.config)
     samples = run_samples(run, images, watched(check, "generating", quick.steps * -(-images // BATCH)), solver=quick)
     few = trainer.device.type == "cpu" and images <= CPU_IMAGES and headline is None
-    wanted = ("fid", "error") if share == 1 else ("fid",)
-    metric, distance, error = distance_and_error(run, [samples], tell, check, wanted, real=CPU_REAL_IMAGES if few else None)
+    real = CPU_REAL_IMAGES if few else None
+    metric, distance, error = distance_to_data(run, [samples], tell, check, error=share == 1, real=real)
     more = None
     if headline is not None and metric is not None:
         made = [samples] if full == quick else []
-        _, more = distance_to_data(run, continued(run, made, headline, full, check, size=images), tell, check)
+        _, more, _ = distance_to_data(run, continued(run, made, headline, full, check, size=images), tell, check)
     if trainer.device.type == "cuda":
         torch.cuda.empty_cache()  # other runs may share the device, and recordings took gigabytes
     return Evaluation(
@@ -129,17 +135,16 @@ def draw(run: Run, samples: Tensor) -> str | None:
 
 
 # loading Inception takes seconds, as does telling by the data's fingerprint which statistics are theirs; both are needed again
-_NETWORKS: dict[tuple[str, tuple[int, ...], str], Network] = {}
-_NAMED: dict[str, Source] = {}
-_DECODERS: dict[str, Decoder] = {}
+_KEPT: dict[Any, Any] = {}
 _REAL: WeakKeyDictionary[Source, Reference] = WeakKeyDictionary()
 
 
-def _network(source: Source, device: str) -> Network:
-    key = (source.name, source.shape, device)
-    if key not in _NETWORKS:
-        _NETWORKS[key] = choose_network(source, device)
-    return _NETWORKS[key]
+def kept(key: object, make: Callable[[], Made]) -> Made:
+    """What was made for this key before in this process."""
+    if key not in _KEPT:
+        _KEPT[key] = make()
+    made: Made = _KEPT[key]
+    return made
 
 
 def real_images(run: Run) -> Source | None:
@@ -148,9 +153,7 @@ def real_images(run: Run) -> Source | None:
     if planned.data is None:
         return own if own.image else None
     key = json.dumps([planned.data, planned.data_options], sort_keys=True)
-    if key not in _NAMED:
-        _NAMED[key] = open_named(planned.data, options=planned.data_options)
-    return _NAMED[key]
+    return kept(("named", key), partial(open_named, planned.data, options=planned.data_options))
 
 
 def as_images(run: Run, samples: Tensor) -> Tensor:
@@ -159,40 +162,32 @@ def as_images(run: Run, samples: Tensor) -> Tensor:
     if latents is None:
         return samples
     key = json.dumps([latents, str(device)], sort_keys=True)
-    if key not in _DECODERS:
-        _DECODERS[key] = make_decoder(latents, device)
-    return _DECODERS[key](samples)
+    return kept(("decoder", key), lambda: make_decoder(latents, device))(samples)
 
 
 def distance_to_data(
-    run: Run, samples: Iterable[Tensor], tell: Callable[[str], None], check: Watch = nothing, *, real: int | None = None
-) -> tuple[str | None, float | None]:
-    """FID, or its like for the digits, of samples in parts; nothing if they are no images, or without Inception's weights.
-
-    `real` is how many of the real images count, where that is Inception's work; all by default.
-    """
-    return distance_and_error(run, samples, tell, check, metrics=("fid",), real=real)[:2]
-
-
-def distance_and_error(
     run: Run,
     samples: Iterable[Tensor],
     tell: Callable[[str], None],
     check: Watch = nothing,
-    metrics: tuple[str, ...] = ("fid", "error"),
     *,
+    error: bool = False,
     real: int | None = None,
 ) -> tuple[str | None, float | None, float | None]:
-    """The same, with the distance's standard error."""
+    """Name, value and, with `error`, standard error of the distance of samples in parts: FID, or its like for the digits.
+
+    Nothing if they are no images, or without Inception's weights. `real` is how many of the real images count, where that is
+    Inception's work; all by default.
+    """
     source, device = real_images(run), run.trainer.device
     if source is None:
         if run.trainer.parts.latents is not None:
             tell("no FID: these are latents, name the real images to compare with by --data, as in --data folder:images")
         return None, None, None
     try:
-        network = _network(source, str(device))
-    except FileNotFoundError as error:
-        tell(f"no FID: {error}")
+        network = kept((source.name, source.shape, str(device)), lambda: choose_network(source, str(device)))
+    except FileNotFoundError as missing:
+        tell(f"no FID: {missing}")
         return None, None, None
     if source not in _REAL:
         count = real if network.metric == "fid" else None
@@ -204,7 +199,75 @@ def distance_and_error(
             progress=lambda done: check("real images", done / min(count or len(source), len(source))),
         )
     images = (to_uint8(as_images(run, part)) for part in samples)
+    wanted = ("fid", "error") if error else ("fid",)
     found = compare_images(
-        images, _REAL[source], network, device, metrics, progress=lambda done: check(f"features of {done}", 1.0)
+        images, _REAL[source], network, device, wanted, progress=lambda done: check(f"features of {done}", 1.0)
     )
     return network.metric, float(found[network.metric]), found.get(f"{network.metric}_error")
+
+
+# How long measuring takes, said before it begins; and fewer images where Inception would keep a CPU busy for hours -----
+
+
+TRIED = 8  # images in a measurement
+
+
+def needs_inception(source: Source | None, device: torch.device) -> bool:
+    """Whether images like these are measured by Inception on a CPU."""
+    return source is not None and source.image and source.name != "digits" and device.type == "cpu"
+
+
+def said_fewer(images: int, planned: int, option: str) -> str:
+    """That fewer images are measured than was planned, and what that means."""
+    return (
+        f"FID of {images} images and {CPU_REAL_IMAGES:,} real ones, not of {planned:,} and all: Inception is slow on a CPU. "
+        f"Such figures are far too high and compare with each other alone; {option} {planned} asks for all"
+    )
+
+
+def seconds_of(call: Callable[[], object], tries: int = 2) -> float:
+    """The shorter of two calls: the first one also allocates."""
+    times = []
+    for _ in range(tries):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def forward_seconds(call: Callable[..., Tensor], shape: Sequence[int], classes: int = 0) -> float:
+    """What an evaluation of the network takes for one image."""
+    x, times = torch.zeros(TRIED, *shape), torch.full((TRIED,), 0.5)
+    labels = torch.zeros(TRIED, dtype=torch.int64) if classes else None
+    with torch.no_grad():
+        return seconds_of(lambda: call(x, times, labels)) / TRIED
+
+
+def feature_seconds(network: Network, shape: Sequence[int]) -> float:
+    """What the features of one image take."""
+    images = torch.full((TRIED, *shape), 128, dtype=torch.uint8)
+    return seconds_of(lambda: features(images, network.module, network.preprocessing, "cpu", batch=TRIED)) / TRIED
+
+
+def evaluation_seconds(
+    call: Callable[..., Tensor], source: Source, classes: int, images: int, solver_steps: int
+) -> tuple[float, float]:
+    """On a CPU: what each evaluation of a comparison takes, and the statistics of real images, made once."""
+    forward = forward_seconds(call, source.shape, classes)
+    each = forward * (images * solver_steps + LEVELS * HELD_OUT)
+    if not source.image:
+        return each, 0.0
+    try:
+        feature = feature_seconds(choose_network(source, "cpu"), source.shape)
+    except FileNotFoundError:  # without Inception's weights there is no FID
+        return each, 0.0
+    real = len(source) if images > CPU_IMAGES else min(len(source), CPU_REAL_IMAGES)
+    return each + images * feature, real * feature * (source.name != "digits")
+
+
+def about(seconds: float) -> str:
+    """A time in words."""
+    for size, name in ((3600, "hour"), (60, "minute")):
+        if seconds >= 1.5 * size:
+            return f"about {math.ceil(seconds / size)} {name}s"
+    return f"about {max(math.ceil(seconds), 1)} s"

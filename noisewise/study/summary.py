@@ -1,5 +1,7 @@
 """A comparison in numbers: one summary for each schedule and sampler."""
 
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -7,8 +9,8 @@ from math import isfinite, nan
 from statistics import fmean
 from typing import Literal, NamedTuple
 
+from noisewise.metrics.uncertainty import two_sided
 from noisewise.study.outcome import Comparison, Evaluation, Outcome
-from noisewise.study.paired import SAME, SEEDS, SIGNIFICANT, holm, mean_ratio, pair_effects, paired_test
 
 # Curves of evaluations: when they reached a value, and their mean over the budget -------------------------------------
 
@@ -73,6 +75,57 @@ def _known(curve: Sequence[Point]) -> list[tuple[float, float, float]]:
 def _between(start: float, end: float, share: float) -> float:
     """Exactly `end` at share 1, unlike start + share * (end - start)."""
     return (1 - share) * start + share * end
+
+
+# Whether a difference is more than the noise between seeds: a paired t-test, and Holm's correction --------------------
+
+
+# Runs with one seed share initial weights, data order and noise, so they are compared in pairs. What is tested is the logarithm
+# of a pair's ratio: the size of the values drops out. Where a value has no logarithm (a Fréchet distance can come out as 0 or
+# below), differences are tested instead. With a value that is not finite there is no test: leaving the pair out would reward a
+# sampler for diverging.
+SIGNIFICANT = 0.05  # what an adjusted p must lie below to call a sampler better or worse
+SAME = 0.001  # of the value: pairs that differ by less are ties
+SEEDS = 3  # pairs that it needs besides: two seeds can agree by chance
+
+
+def paired_test(values: Sequence[float], baseline: Sequence[float]) -> float | None:
+    """The two-sided p of a paired t-test; None with fewer than two pairs, or where a value is not finite."""
+    effects = pair_effects(values, baseline)
+    if effects is None or len(effects) < 2:
+        return None
+    mean, deviation = fmean(effects), statistics.stdev(effects)
+    if deviation == 0:
+        return 1.0 if mean == 0 else 0.0
+    return two_sided(mean / (deviation / math.sqrt(len(effects))), len(effects) - 1)
+
+
+def pair_effects(values: Sequence[float], baseline: Sequence[float]) -> list[float] | None:
+    """The logarithm of each ratio, or each difference if a value is not positive; below 0 is better than the baseline."""
+    pairs = list(zip(values, baseline, strict=True))
+    if not all(map(isfinite, (*values, *baseline))):
+        return None
+    if all(value > 0 for value in (*values, *baseline)):
+        return [0.0 if mine == theirs else math.log(mine) - math.log(theirs) for mine, theirs in pairs]
+    return [mine - theirs for mine, theirs in pairs]
+
+
+def mean_ratio(values: Sequence[float], baseline: Sequence[float]) -> float | None:
+    """The geometric mean of the ratios; None without pairs, or where a value is not finite or not positive."""
+    if not values or not all(0 < value < math.inf for value in (*values, *baseline)):
+        return None
+    return math.exp(fmean(pair_effects(values, baseline) or ()))
+
+
+def holm(ps: Sequence[float | None]) -> list[float | None]:
+    """Each p after Holm's step-down adjustment for so many tests; None stays None and does not count as a test."""
+    tests = sorted((p, i) for i, p in enumerate(ps) if p is not None)
+    adjusted: list[float | None] = [None] * len(ps)
+    largest = 0.0
+    for done, (p, i) in enumerate(tests):
+        largest = max(largest, min(1.0, (len(tests) - done) * p))
+        adjusted[i] = largest
+    return adjusted
 
 
 # What a comparison found, sampler by sampler --------------------------------------------------------------------------
@@ -212,10 +265,17 @@ def _summary(runs: Runs, pairs: list[_Pair], baseline: bool, metric: str | None,
     """All but what depends on the other samplers."""
     first = next(iter(runs.values()))
     ends = [run.final for run in runs.values() if run.final is not None]
-    curves = {seed: _curve(run, metric) for seed, run in runs.items() if run.final is not None}
+    curves = {
+        seed: [Point(one.step, one.seconds, judged(one, metric)) for one in run.evaluations]
+        for seed, run in runs.items()
+        if run.final is not None
+    }
     mine, theirs = _values(pairs, metric)
     beside = all(pair.side_by_side for pair in pairs)
-    reached = tuple(_reached(pair.seed, curves[pair.seed], target) for pair, target in zip(pairs, theirs, strict=True))
+    reached = tuple(
+        Reached(pair.seed, *(first_reached(curves[pair.seed], target) or (None, None)))
+        for pair, target in zip(pairs, theirs, strict=True)
+    )
     return Summary(
         process=first.process,
         sampler=first.sampler,
@@ -254,15 +314,6 @@ def _pairs(runs: Runs, base: Runs, comparison: Comparison) -> list[_Pair]:
 
 def _values(pairs: list[_Pair], metric: str | None) -> tuple[list[float], list[float]]:
     return [judged(pair.mine, metric) for pair in pairs], [judged(pair.theirs, metric) for pair in pairs]
-
-
-def _curve(run: Outcome, metric: str | None) -> list[Point]:
-    return [Point(one.step, one.seconds, judged(one, metric)) for one in run.evaluations]
-
-
-def _reached(seed: int, curve: Sequence[Point], target: float) -> Reached:
-    found = first_reached(curve, target)
-    return Reached(seed, None, None) if found is None else Reached(seed, *found)
 
 
 def _speedup(theirs: Sequence[float], needed: Sequence[float | None]) -> float | None:

@@ -17,9 +17,7 @@ from rich.text import Text
 from noisewise.printable import in_lines
 from noisewise.study.findings import baseline_name, explanation, findings, p_text
 from noisewise.study.outcome import Comparison
-from noisewise.study.summary import Spread, Summary, budget_unit, headline_images, metric_label, summarise
-
-__all__ = ["explanation", "findings", "print_table", "table_rows"]
+from noisewise.study.summary import Spread, Summary, Unit, budget_unit, headline_images, metric_label, summarise
 
 FILE_WIDTH = 160  # of text where there is no terminal
 GAP = 2  # between columns
@@ -36,11 +34,9 @@ class Column:
 
 
 def table_columns(summaries: Sequence[Summary], unit: str = "steps") -> list[Column]:
-    """The columns for the summaries of one comparison, whose budget counts `unit`."""
-    name, metric = (
-        baseline_name(summaries),
-        " / ".join(dict.fromkeys(metric_label(one.metric) for one in summaries if one.metric)),
-    )
+    """The columns for summaries of one comparison, whose budget counts `unit`; the first names the schedule, if several do."""
+    name = baseline_name(summaries)
+    metric = " / ".join(dict.fromkeys(metric_label(one.metric) for one in summaries if one.metric))
     several = len({one.process for one in summaries}) > 1
     headline = headline_images(summaries)
     return [
@@ -53,20 +49,12 @@ def table_columns(summaries: Sequence[Summary], unit: str = "steps") -> list[Col
         *([Column(metric, lambda one: spread_text(one.distance))] if metric else []),
         *([Column(f"{metric} of {headline:,}", lambda one: spread_text(one.headline), spare=1)] if headline else []),
         Column(f"over {name}", lambda one: "" if one.ratio is None else f"{one.ratio:.3f}"),
-        Column(f"steps to {name}'s final", _steps_needed, spare=3 if unit == "steps" else 5),
-        Column(f"seconds to {name}'s final", _seconds_needed, spare=5 if unit == "steps" else 3),
+        Column(f"steps to {name}'s final", lambda one: _needed(one, "steps", "{:.0f}"), spare=3 if unit == "steps" else 5),
+        Column(f"seconds to {name}'s final", lambda one: _needed(one, "seconds", "{:.1f}"), spare=5 if unit == "steps" else 3),
         Column("area", lambda one: spread_text(one.area), spare=8),
         Column("p", lambda one: "" if one.p_adjusted is None else p_text(one.p_adjusted), spare=2),
         Column("verdict", lambda one: one.verdict, left=True),
     ]
-
-
-def table_rows(summaries: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
-    """Headings, and a row for each summary; a first column names the schedule if there are several."""
-    if not summaries:
-        return [], []
-    columns = table_columns(summaries)
-    return [column.heading for column in columns], [[column.cell(one) for column in columns] for one in summaries]
 
 
 def print_table(comparison: Comparison, console: Console | None = None) -> None:
@@ -165,16 +153,10 @@ def _seeds(one: Summary) -> str:
     return ", ".join([f"{done} of {begun}" if lost else str(done), *lost])
 
 
-def _steps_needed(one: Summary) -> str:
-    return _needed(one, [reached.steps for reached in one.reached], one.speedup_steps, "{:.0f}")
-
-
-def _seconds_needed(one: Summary) -> str:
-    return _needed(one, [reached.seconds for reached in one.reached], one.speedup_seconds, "{:.1f}")
-
-
-def _needed(one: Summary, needed: Sequence[float | None], speedup: float | None, form: str) -> str:
+def _needed(one: Summary, unit: Unit, form: str) -> str:
     """ "610 (1.64×)": the mean over seeds, and the speed-up."""
+    needed: list[float | None] = [getattr(reached, unit) for reached in one.reached]
+    speedup: float | None = getattr(one, f"speedup_{unit}")
     known = [value for value in needed if value is not None]
     if not needed:
         return ""

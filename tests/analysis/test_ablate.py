@@ -1,25 +1,13 @@
 """Ablations: specs with one setting changed, what is read off planted comparisons, and one that is really run."""
 
-import argparse
 import csv
 
 import pytest
 
 import noisewise
-from noisewise.analysis import ablate
-from noisewise.analysis.ablate import (
-    SETTINGS,
-    all_settings,
-    chosen_changes,
-    draw,
-    one_setting,
-    rows_of,
-    sentences,
-    with_setting,
-)
+from noisewise.analysis.ablate import SETTINGS, all_settings, draw, one_setting, rows_of, sentences, with_setting
 from noisewise.commands.cli import main
 from noisewise.processes import DDPM
-from noisewise.spec import SpecError
 from noisewise.study.outcome import Plan
 from tests.study.made import compared, curve
 
@@ -138,40 +126,6 @@ def test_the_picture_has_a_panel_for_each_setting_with_the_baseline_as_a_band():
     assert second.get_xlabel() == SETTINGS["every"].label
     band = first.patches[0].get_extents().transformed(first.transData.inverted())
     assert (band.y0, band.y1) == pytest.approx((6.0, 6.2))
-
-
-def options(*arguments):
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--out")
-    ablate.add_options(parser)
-    return parser.parse_known_args([*arguments])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--values", "1,2"], "--values needs the one --setting"),
-        (["--setting", "strata"], "--setting strata needs --values"),
-        (["--setting", "floor", "--values", ""], "--values is empty"),
-        (["--setting", "floor", "--values", "0,0"], "names 0 twice"),
-        (["--setting", "floor", "--values", "2"], r"floor must lie in \[0, 1\]"),
-        (["--setting", "flor", "--values", "2"], "did you mean 'floor'"),
-        (["--setting", "floor", "--sampler", "adaptiv"], "no sampler"),
-        (["--setting", "chosen", "--sampler", "adaptive"], "chosen is a setting of the reinforce estimator"),
-        (["--setting", "floor", "--seeds", "0"], "--seeds must be >= 1"),
-        (["--setting", "floor", "--budget", "soon"], "--budget 'soon'"),
-        (["--setting", "floor", "--seed", "3"], "ablate takes --seeds"),
-        (["--setting", "floor", "--stepz", "3"], "did you mean --steps"),
-    ],
-)
-def test_bad_input_is_found_before_anything_is_trained(tmp_path, arguments, words):
-    with pytest.raises((ValueError, SpecError), match=words):
-        ablate.analyse(*options("--out", str(tmp_path), *arguments))
-    assert not list(tmp_path.iterdir())
-
-
-def test_defaults_of_the_papers_settings():
-    assert [change.value for change in chosen_changes("adaptive", "target", None)] == ["none", "minsnr", "vlb:clip=5"]
 
 
 def test_an_ablation_is_a_comparison_that_goes_on_where_it_was(tmp_path, capsys):

@@ -1,6 +1,5 @@
 """Densities over u and over log SNR: integrals, analytic answers, what runs and specs give."""
 
-import argparse
 import csv
 import json
 import math
@@ -14,6 +13,7 @@ from noisewise.analysis.density import MOMENTS, History, no_signal, of_spec, ove
 from noisewise.commands.cli import main
 from noisewise.processes import DDPM, EDM, PROCESSES, Flow
 from noisewise.spec import build_process
+from tests.analysis.asking import asked
 from tests.study.made import curve, planted
 
 
@@ -87,11 +87,6 @@ def test_a_weight_becomes_a_probability():
     assert not of_spec("speed", process).weighted
 
 
-def test_speeds_density_has_its_two_levels():
-    draws = of_spec("speed:k=5,tau=600", DDPM.linear()).draws[0]
-    np.testing.assert_allclose(draws[[0, 599, 600, 999]], np.array([5, 5, 1, 1]) * 1000 / (1000 + 600 * 4), rtol=1e-4)
-
-
 def test_rows_hold_all_three_densities():
     history = History("one", EDM(), [10, 20], np.stack([np.ones(50), TILTED]), np.ones((2, 50)))
     rows = rows_of(history)
@@ -105,15 +100,9 @@ def test_rows_hold_all_three_densities():
 CURVES = {("linear", sampler, seed): curve(3.0, 2.0) for sampler in ("uniform", "adaptive") for seed in (0, 1)}
 
 
-def analysed(*arguments):
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    density.add_options(parser)
-    return density.analyse(*parser.parse_known_args(list(map(str, arguments))))
-
-
 def test_a_comparison_is_shown_by_one_run_of_each_sampler(tmp_path):
     planted(tmp_path / "made", CURVES)
-    result = analysed("--comparison", tmp_path / "made")
+    result = asked(density, "--comparison", tmp_path / "made")
     assert list(dict.fromkeys(row["sampler"] for row in result.rows)) == ["uniform", "adaptive"]
     last = [row for row in result.rows if row["sampler"] == "adaptive" and row["step"] == 1000]
     assert [last[0]["density"], last[-1]["density"]] == pytest.approx([1 + 0.8 * 0.98, 1 - 0.8 * 0.98], abs=1e-4)
@@ -125,9 +114,9 @@ def test_a_comparison_is_shown_by_one_run_of_each_sampler(tmp_path):
 def test_runs_are_named_by_what_tells_them_apart(tmp_path):
     made = planted(tmp_path, CURVES)
     folders = [outcome.folder for outcome in made.outcomes]
-    labels = {row["sampler"] for row in analysed("--run", *folders).rows}
+    labels = {row["sampler"] for row in asked(density, "--run", *folders).rows}
     assert labels == {"uniform, seed 0", "uniform, seed 1", "adaptive, seed 0", "adaptive, seed 1"}
-    assert {row["sampler"] for row in analysed("--run", folders[0]).rows} == {"uniform"}
+    assert {row["sampler"] for row in asked(density, "--run", folders[0]).rows} == {"uniform"}
 
 
 def test_a_long_run_is_thinned_out_and_keeps_both_ends(tmp_path):
@@ -135,32 +124,23 @@ def test_a_long_run_is_thinned_out_and_keeps_both_ends(tmp_path):
     folder = made.outcomes[0].folder
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     (folder / "metrics.jsonl").write_text("".join(json.dumps({**row, "step": step}) + "\n" for step in range(1, 1001)))
-    steps = sorted({row["step"] for row in analysed("--run", folder).rows})
+    steps = sorted({row["step"] for row in asked(density, "--run", folder).rows})
     assert (steps[0], steps[-1], len(steps)) == (1, 1000, MOMENTS)
 
 
 def test_what_cannot_be_shown_is_said(tmp_path):
-    made = planted(tmp_path / "made", {("linear", "uniform", 0): curve(1.0)})
-    folder = made.outcomes[0].folder
+    folder = planted(tmp_path / "made", {("linear", "uniform", 0): curve(1.0)}).outcomes[0].folder
     (folder / "metrics.jsonl").write_text("")
-    for arguments, words in [
-        (["--run", folder], "no density in its metrics.jsonl yet"),
-        (["--comparison", tmp_path / "made"], "no run of .* has a density"),
-        (["--run", folder, "--samplers", "uniform"], "one of --run, --comparison and --samplers"),
-        (["--samplers", "unifrm"], "did you mean 'uniform'"),
-        (["--samplers", ""], "empty place"),
-        (["--samplers", "uniform", "--process", "lineer"], "did you mean 'linear'"),
-        (["--sampler", "uniform"], "unknown option '--sampler'"),
-    ]:
+    for option, place, words in (
+        ("--run", folder, "no density in its metrics.jsonl yet"),
+        ("--comparison", tmp_path / "made", "no run of .* has a density"),
+    ):
         with pytest.raises(ValueError, match=words):
-            analysed(*arguments)
-    for option in ("--run", "--comparison"):
-        with pytest.raises(FileNotFoundError, match="it has no"):
-            analysed(option, tmp_path)
+            asked(density, option, place)
 
 
 def test_learning_samplers_are_said_to_change():
-    assert "adaptive: shown before training" in analysed("--samplers", "uniform,adaptive").says[0]
+    assert "adaptive: shown before training" in asked(density, "--samplers", "uniform,adaptive").says[0]
 
 
 def test_the_command_draws_specs(tmp_path, capsys):

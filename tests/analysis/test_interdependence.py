@@ -1,7 +1,5 @@
 """Training some noise levels and looking at all: models with a known answer, and everything put back bit for bit."""
 
-import argparse
-
 import numpy as np
 import pytest
 import torch
@@ -11,9 +9,8 @@ from noisewise.analysis import interdependence
 from noisewise.analysis.interdependence import Matrix, matrix_of, strata_ranges, try_ranges
 from noisewise.analysis.moments_of_training import FixedNoise, RangeSampler, fixed_noise, rewound
 from noisewise.training.config import DataConfig, ModelConfig, OptimizerConfig
+from tests.analysis.asking import OWN, SHORT, asked
 from tests.training.tiny import advance, differing, own, tensors, tiny, trainer_of
-
-SILENT = print
 
 
 def known(name: str, **changes):
@@ -27,34 +24,31 @@ def test_the_matrix_of_independent_parameters_is_diagonal(moment):
     trainer = known("Blocks")
     for _ in range(moment):
         trainer.training_step()
-    fixed = fixed_noise(trainer, levels=20, images=16, tell=SILENT)
+    fixed = fixed_noise(trainer, levels=20, images=16, tell=print)
     matrix = matrix_of(try_ranges(trainer, fixed, strata_ranges(10), steps=3))
     off = matrix.change - matrix.change.diagonal().diag()
     assert torch.equal(off, torch.zeros_like(off))
     assert (matrix.change.diagonal() < 0).all()
     assert matrix.off_diagonal() == 0
     assert matrix.harmed() == 0
-    trainer.close()
 
 
 def test_a_parameter_that_all_share_helps_all_alike():
     trainer = known("Shared")
-    fixed = fixed_noise(trainer, levels=10, images=32, tell=SILENT)
+    fixed = fixed_noise(trainer, levels=10, images=32, tell=print)
     matrix = matrix_of(try_ranges(trainer, fixed, strata_ranges(5), steps=2))
     assert (matrix.change < 0).all()
     assert matrix.off_diagonal() == pytest.approx(0.8, abs=0.02)  # the first steps of Adam are alike: 4 of 5 strata
-    trainer.close()
 
 
 def test_the_change_is_the_one_that_the_parameter_implies():
     """eps(x) = w x at sigma = sigma_u: the loss of fixed samples is a parabola in w, and w after the trial is known."""
     trainer = known("Shared")
-    fixed = fixed_noise(trainer, levels=4, images=8, tell=SILENT)
+    fixed = fixed_noise(trainer, levels=4, images=8, tell=print)
     (trial,) = try_ranges(trainer, fixed, [(0.0, 1.0)], steps=1)
     trainer.model.scale.data.fill_(1e-2)  # Adam's first step is lr in the direction of the gradient
     torch.testing.assert_close(trial.after, fixed.losses(trainer), rtol=1e-5, atol=0)
     assert (trial.error > 0).all()
-    trainer.close()
 
 
 def test_trials_count_noise_levels_as_the_run_does():
@@ -63,9 +57,8 @@ def test_trials_count_noise_levels_as_the_run_does():
     for sampler in ("uniform", "minsnr", "adaptive", "adaptive+minsnr", "adaptive+none"):
         adam = OptimizerConfig(lr=1e-3, warmup=0, clip=None)
         trainer = trainer_of(tiny(model=own("Own"), sampler=sampler, optimizer=adam))
-        fixed = fixed_noise(trainer, levels=10, images=8, tell=SILENT)
+        fixed = fixed_noise(trainer, levels=10, images=8, tell=print)
         changes[sampler] = matrix_of(try_ranges(trainer, fixed, [(0.0, 1.0)], steps=4)).change
-        trainer.close()
     assert torch.equal(changes["adaptive+none"], changes["uniform"])
     assert torch.equal(changes["adaptive+minsnr"], changes["minsnr"])
     assert not torch.equal(changes["adaptive"], changes["uniform"])
@@ -89,15 +82,13 @@ def test_trials_leave_no_trace(sampler, moment):
         for _ in range(moment):
             trainer.training_step()
     before, state, random = tensors(looked_at), looked_at.state(), torch.get_rng_state()
-    fixed = fixed_noise(looked_at, levels=4, images=4, tell=SILENT)
+    fixed = fixed_noise(looked_at, levels=4, images=4, tell=print)
     try_ranges(looked_at, fixed, [(0.0, 0.2), (0.5, 1.0)], steps=3, share=0.5)
     assert not differing(before, tensors(looked_at))
     assert state == looked_at.state()
     assert torch.equal(random, torch.get_rng_state())
     assert advance(looked_at, 12) == advance(undisturbed, 12)
     assert not differing(tensors(looked_at), tensors(undisturbed))
-    for trainer in (looked_at, undisturbed):
-        trainer.close()
 
 
 def test_what_was_tried_is_taken_back_even_after_an_error():
@@ -115,18 +106,16 @@ def test_what_was_tried_is_taken_back_even_after_an_error():
         interrupted()
     assert not differing(before, tensors(trainer))
     assert trainer.sampler is sampler
-    trainer.close()
 
 
 def test_trials_repeat_themselves_and_differ_between_ranges():
     trainer = trainer_of(tiny())
     trainer.training_step()
-    fixed = fixed_noise(trainer, levels=4, images=4, tell=SILENT)
+    fixed = fixed_noise(trainer, levels=4, images=4, tell=print)
     low, high, again = try_ranges(trainer, fixed, [(0.0, 0.2), (0.8, 1.0), (0.0, 0.2)], steps=2)
     assert torch.equal(low.after, again.after)
     assert not torch.equal(low.after, high.after)
     assert torch.equal(low.before, high.before)
-    trainer.close()
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
@@ -148,7 +137,7 @@ def test_the_share_off_the_diagonal_is_counted_over_relative_changes():
 
 def test_fixed_noise_gives_the_losses_of_its_own_noise_in_any_batches():
     trainer = trainer_of(tiny(model=own("Own", dropout=0.5)))
-    fixed = fixed_noise(trainer, levels=5, images=7, tell=SILENT)
+    fixed = fixed_noise(trainer, levels=5, images=7, tell=print)
     losses = fixed.losses(trainer)
     assert losses.shape == (5, 7)
     assert fixed.size == 35
@@ -156,30 +145,19 @@ def test_fixed_noise_gives_the_losses_of_its_own_noise_in_any_batches():
     assert trainer.network.training
     fewer = FixedNoise(fixed.x0[:3], None, fixed.u, True, fixed.seed)
     torch.testing.assert_close(fewer.losses(trainer), losses[:, :3])
-    trainer.close()
 
 
 def test_fixed_samples_are_none_of_the_trainings_where_there_is_a_test_set():
     trainer = trainer_of(tiny())
-    fixed = fixed_noise(trainer, levels=1, images=20, tell=SILENT)
+    fixed = fixed_noise(trainer, levels=1, images=20, tell=print)
     train = trainer.parts.source.decode(trainer.parts.source.read(torch.arange(len(trainer.parts.source)).numpy())[0])
     assert fixed.held_out
     assert not (fixed.x0[:, None] == train[None]).flatten(2).all(2).any()
-    trainer.close()
-
-
-def asked(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    interdependence.add_options(parser)
-    return parser.parse_args(["--preset", "digits", "--budget", "4it", "--points", "1", *arguments])
-
-
-OWN = ["--model.name", "tests.training.tiny:Own", "--model.options", "{}", "--device", "cpu", "--batch", "16"]
-SMALL = ("--levels", "5", "--images", "4", "--strata", "2", "--steps", "2")
 
 
 def test_the_analysis_has_the_matrix_and_the_ranges_at_each_moment():
-    found = interdependence.analyse(asked(*SMALL, "--range", "0,0.5", "--range", "0.2,0.3"), OWN)
+    small = ["--points", "1", "--levels", "5", "--images", "4", "--strata", "2", "--steps", "2"]
+    found = asked(interdependence, *SHORT, *small, "--range", "0,0.5", "--range", "0.2,0.3", *OWN)
     matrix = [row for row in found.rows if row["kind"] == "stratum"]
     ranges = [row for row in found.rows if row["kind"] == "range"]
     assert len(matrix) == 2 * 2 * 2  # moments, trained, affected
@@ -192,27 +170,6 @@ def test_the_analysis_has_the_matrix_and_the_ranges_at_each_moment():
     assert "6 trials of 2 steps = 192 samples forward and backward, and 192 forward" in found.says[-1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--levels", "0"), "--levels must be >= 1"),
-        (("--strata", "0"), "--strata must be >= 1"),
-        (("--steps", "0"), "--steps must be >= 1"),
-        (("--share", "0"), "share of the batch"),
-        (("--images", "1"), "--images must be >= 2"),
-    ],
-)
-def test_settings_out_of_range_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        interdependence.analyse(asked(*SMALL, *arguments), OWN)
-
-
-@pytest.mark.parametrize("text", ["0.5,0.1", "-0.1,0.5", "0.5,1.1", "0.5", "a,b", "0.5,0.5", "nan,1"])
-def test_ranges_that_are_none_are_refused(text):
-    with pytest.raises(argparse.ArgumentError, match=r"LOW,HIGH"):
-        asked(f"--range={text}")
-
-
 def test_without_a_test_set_training_samples_take_its_place_and_that_is_told(tmp_path):
     np.save(tmp_path / "vectors.npy", np.random.default_rng(0).normal(size=(40, 1, 4, 4)).astype(np.float32))
     data = DataConfig(source="array", path=str(tmp_path / "vectors.npy"))
@@ -222,4 +179,3 @@ def test_without_a_test_set_training_samples_take_its_place_and_that_is_told(tmp
     assert not fixed.held_out
     assert "no test set" in told[0]
     assert torch.isfinite(fixed.losses(trainer)).all()
-    trainer.close()

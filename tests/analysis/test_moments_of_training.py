@@ -4,27 +4,15 @@ import argparse
 import csv
 
 import pytest
-import torch
 
 from noisewise.analysis.moments_of_training import add_subject, chosen_config, moments, opened
-from noisewise.analysis.output import Analysis, write_analysis
 from noisewise.commands.cli import main
 from noisewise.training import checkpoint
 from noisewise.training.options import load_preset
+from tests.analysis import asking
 from tests.training.tiny import differing, tensors
 
-OWN = [
-    "--model.name",
-    "tests.training.tiny:Own",
-    "--model.options",
-    "{}",
-    "--device",
-    "cpu",
-    "--batch",
-    "16",
-    "--precision",
-    "fp32",
-]
+OWN = [*asking.OWN, "--precision", "fp32"]
 
 
 def asked(*arguments: str) -> argparse.Namespace:
@@ -36,19 +24,8 @@ def asked(*arguments: str) -> argparse.Namespace:
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "one"
-    every = [
-        "--steps",
-        "6",
-        "--checkpoint.every",
-        "2",
-        "--checkpoint.keep",
-        "9",
-        "--log.samples_every",
-        "0",
-        "--log.trackers",
-        "[]",
-    ]
-    assert main(["train", "--preset", "digits", "--out", str(folder), *OWN, *every]) == 0
+    every = ["--steps", "6", "--checkpoint.every", "2", "--checkpoint.keep", "9", "--log.samples_every", "0"]
+    assert main(["train", "--preset", "digits", "--out", str(folder), *OWN, *every, "--log.trackers", "[]"]) == 0
     return folder
 
 
@@ -90,24 +67,6 @@ def test_few_checkpoints_are_told_of(finished_run, tmp_path):
     assert "has kept 1 checkpoint; train with --checkpoint.keep_every" in told[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((), ValueError, "give the folder of a run, or --preset NAME"),
-        (("--run", "x", "--preset", "digits"), ValueError, "give the folder of a run, or --preset NAME"),
-        (("--run", "nowhere"), FileNotFoundError, "is no run"),
-        (("--preset", "digitz"), ValueError, "no preset 'digitz'"),
-        (("--preset", "digits", "--points", "0"), ValueError, "--points must be >= 1"),
-        (("--run", "somewhere", "--points", "2"), ValueError, "--points is for a --preset"),
-        (("--run", "somewhere", "--budget", "2it"), ValueError, "--budget is for a --preset"),
-        (("--preset", "digits", "--budget", "soon"), ValueError, "--budget 'soon'"),
-    ],
-)
-def test_subjects_that_are_none_are_refused(arguments, error, message):
-    with pytest.raises(error, match=message):
-        next(iter(moments(asked(*arguments), OWN, print)))
-
-
 def test_a_run_without_checkpoints_says_so(finished_run, tmp_path):
     (tmp_path / "config.yaml").write_text((finished_run / "config.yaml").read_text())
     with pytest.raises(FileNotFoundError, match="no checkpoint yet"):
@@ -140,17 +99,3 @@ def test_the_command_writes_pictures_and_data_of_a_run(name, finished_run, tmp_p
     assert "Cost: " in said.out
     assert str(tmp_path / f"{name}.csv") in said.out
     assert "step 4: looked at" in said.err
-
-
-def test_the_table_of_an_analysis_is_its_rows(tmp_path):
-    from matplotlib.figure import Figure
-
-    paths = write_analysis(Analysis("small", Figure(), [{"u": 0.5, "loss": None}]), tmp_path, ["svg"])
-    assert [path.name for path in paths] == ["small.csv", "small.svg"]
-    assert paths[0].read_text().split() == ["u,loss", "0.5,"]
-    assert torch.is_grad_enabled()
-
-
-def test_unknown_formats_are_refused(tmp_path, capsys):
-    assert main(["analyze", "gradients", "--preset", "digits", "--formats", "bmp", "--out", str(tmp_path)]) == 1
-    assert "--formats 'bmp': choose from png" in capsys.readouterr().err

@@ -99,19 +99,3 @@ def test_what_is_left_is_told_of_levels_that_mean_something():
 def test_a_run_that_was_never_evaluated_has_no_held_out_loss(tmp_path):
     found = optimal_loss(Objective(DDPM.linear()), torch.zeros(1, 4), 10, draws=2)
     assert last_held_out(run_folder(tmp_path), found) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ([], "give the folder of a run, or --preset NAME"),
-        (["--preset=digits", "--levels=0"], "--levels must be >= 1, got 0"),
-        (["--preset=digits", "--images=1"], "--images must be >= 2, got 1"),
-        (["--preset=digits", "--references=-1"], "--references must be >= 0, got -1"),
-        (["--preset=digits", "--loss=l1"], "optimal for loss='mse' alone"),
-        (["--run=nowhere"], "nowhere is no run"),
-    ],
-)
-def test_bad_options_are_refused(tmp_path, capsys, options, words):
-    assert command(tmp_path, *options) != 0
-    assert words in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """The cost model: the paper's figures, and every sampler's samples through a real model, counted. Times are not tested."""
 
-import argparse
 import random
 from dataclasses import replace
 
@@ -20,19 +19,11 @@ from noisewise.analysis.overhead import (
     section_9,
     settings,
     step,
-    whole_numbers,
 )
-from noisewise.commands.cli import main
 from noisewise.processes import DDPM
 from noisewise.training.options import load_preset
+from tests.analysis.asking import asked
 from tests.training.tiny import tiny
-
-
-@pytest.mark.parametrize(("given", "instead"), [("--batch", "--batches"), ("--sampler", "--samplers")])
-@pytest.mark.parametrize("end", [["=16"], ["", "16"]])
-def test_settings_that_it_varies_itself_are_refused_not_ignored(given, instead, end, capsys):
-    assert main(["analyze", "overhead", "--preset", "digits", given + end[0], *end[1:]]) == 1
-    assert f"analyze overhead takes {instead}, which may be a single one, not {given}\n" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -187,25 +178,10 @@ def test_sizes_reach_the_configuration():
         configured(replace(load_preset("digits"), model=replace(load_preset("digits").model, name="mine.Model")), 8, 8, 8)
 
 
-@pytest.mark.parametrize("text", ["", "8,x", "0", "8,-1", "1.5"])
-def test_lists_that_are_no_numbers_are_refused(text):
-    with pytest.raises(ValueError, match=r"--widths .* whole numbers of at least 1"):
-        whole_numbers("--widths", text)
-
-
-def analysed(*arguments):
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    overhead.add_options(parser)
-    return overhead.analyse(*parser.parse_known_args([*arguments]))
-
-
-TINY = ["--model.name", "dit", "--model.options", '{"patch": 4, "depth": 1, "heads": 2}', "--seconds", "1e-6"]
-
-
 def test_the_analysis_measures_every_sampler_at_every_setting():
-    result = analysed(
-        *["--samplers", "adaptive,paper_cifar10", "--widths", "16", "--batches", "4,8", "--steps-of-process", "20,40", *TINY]
-    )
+    sizes = ["--widths", "16", "--batches", "4,8", "--steps-of-process", "20,40"]
+    model = ["--model.name", "dit", "--model.options", '{"patch": 4, "depth": 1, "heads": 2}', "--seconds", "1e-6"]
+    result = asked(overhead, "--samplers", "adaptive,paper_cifar10", *sizes, *model)
     assert [(row["varied"], row["sampler"], row["batch"], row["T"]) for row in result.rows[::2]] == [
         ("none", "adaptive", 8, 40),
         ("batch", "adaptive", 4, 40),
@@ -219,18 +195,3 @@ def test_the_analysis_measures_every_sampler_at_every_setting():
         assert row["rounds"] == LEAST
     assert len(result.figure.axes) == 4
     assert [said.partition(":")[0] for said in result.says[:2]] == ["adaptive", "paper_cifar10"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--samplers", "adaptiv"], "did you mean 'adaptive'"),
-        (["--samplers", ""], "empty place"),
-        (["--seconds", "0"], "--seconds must be positive"),
-        (["--batches", "none"], "--batches 'none'"),
-        (["--with", "8"], "did you mean --widths"),
-    ],
-)
-def test_bad_input_is_found_before_anything_is_measured(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        analysed(*arguments)

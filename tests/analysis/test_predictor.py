@@ -1,13 +1,12 @@
 """The quality of the approximate gain: answers known in advance, and measurements that leave the run alone."""
 
-import argparse
-
 import pytest
 import torch
 from scipy import stats
 
 from noisewise.analysis import predictor
-from noisewise.analysis.gain_quality import (
+from noisewise.analysis.moments_of_training import fixed_noise
+from noisewise.analysis.predictor import (
     CHOICES,
     Without,
     credit_of,
@@ -18,7 +17,7 @@ from noisewise.analysis.gain_quality import (
     rolling_sets,
     spearman,
 )
-from noisewise.analysis.moments_of_training import fixed_noise
+from tests.analysis.asking import OWN, SHORT, asked
 from tests.training.tiny import advance, differing, own, tensors, tiny, trainer_of
 
 STEPS, LEVELS, IMAGES, QUEUE = 200, 30, 12, 20
@@ -125,8 +124,6 @@ def test_steps_are_measured_and_taken_back():
     torch.testing.assert_close(start - changes.sum(0), fixed.losses(undisturbed))
     assert advance(looked_at, 12)[-1] == advance(undisturbed, 12)[-1]
     assert not differing(tensors(looked_at), tensors(undisturbed))
-    for trainer in (looked_at, undisturbed):
-        trainer.close()
 
 
 def test_leaving_a_sample_out_gives_it_no_weight_in_the_first_batch_only():
@@ -136,7 +133,6 @@ def test_leaving_a_sample_out_gives_it_no_weight_in_the_first_batch_only():
     first, second = sampler.sample(x0), sampler.sample(x0)
     assert first.weight.tolist() == [float(i != 3) for i in range(16)]
     assert second.weight.tolist() == [1.0] * 16
-    trainer.close()
 
 
 def test_a_sample_without_a_gradient_caused_nothing_and_the_others_something():
@@ -153,7 +149,6 @@ def test_a_sample_without_a_gradient_caused_nothing_and_the_others_something():
     assert (caused[~above] != 0).any()
     assert torch.equal(rewards[:, 2:], torch.zeros(16, 2, dtype=torch.float64))  # its loss up there cannot change
     assert (rewards[:, :2] != 0).all()
-    trainer.close()
 
 
 class Lower(torch.nn.Module):
@@ -175,19 +170,29 @@ def test_credit_is_the_correlation_over_samples():
     assert [row["size"] for row in credit.rows()] == [2, 8]
 
 
-def asked(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    predictor.add_options(parser)
-    return parser.parse_args(["--preset", "digits", "--budget", "4it", "--points", "1", *arguments])
-
-
-OWN = ["--model.name", "tests.training.tiny:Own", "--model.options", "{}", "--device", "cpu", "--batch", "16"]
-SMALL = ("--levels", "6", "--images", "4", "--steps", "12", "--queue", "5", "--sizes", "3,1", "--credit", "5")
+SMALL = (
+    *SHORT,
+    "--points",
+    "1",
+    *OWN,
+    "--levels",
+    "6",
+    "--images",
+    "4",
+    "--steps",
+    "12",
+    "--queue",
+    "5",
+    "--sizes",
+    "3,1",
+    "--credit",
+    "5",
+)
 
 
 @pytest.mark.parametrize("target", ["plain", "vlb"])
 def test_the_analysis_has_a_row_for_each_moment_selection_and_size(target):
-    found = predictor.analyse(asked(*SMALL, "--target", target), OWN)
+    found = asked(predictor, *SMALL, "--target", target)
     rows = {(row["step"], row["selection"], row["size"]) for row in found.rows}
     names = [*CHOICES, "random"]
     assert rows == {
@@ -200,29 +205,10 @@ def test_the_analysis_has_a_row_for_each_moment_selection_and_size(target):
     assert all(row["few_pearson"] == pytest.approx(1) for row in found.rows if row["selection"] == "all")
     # 2 moments x (12 steps + 1 whole and 5 partial ones) x 16; 2 x ((13 + 6) x 24 + 2 x 5 x 6)
     assert "Cost: 576 samples forward and backward, and 1,032 forward" in found.says[-1]
-    assert found.rows == predictor.analyse(asked(*SMALL, "--target", target), OWN).rows
+    assert found.rows == asked(predictor, *SMALL, "--target", target).rows
 
 
 def test_no_more_samples_are_credited_than_a_batch_has():
-    found = predictor.analyse(asked(*SMALL), [*OWN[:-1], "4"])
+    found = asked(predictor, *SMALL, "--batch", "4")
     # 2 moments x (12 steps + 1 whole and 4 partial ones) x 4; 2 x ((13 + 5) x 24 + 2 x 4 x 6)
     assert "Cost: 136 samples forward and backward, and 960 forward" in found.says[-1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--levels", "0"), "--sizes must lie in|--levels"),
-        (("--sizes", "0,1"), "--sizes must lie in 1 ... 6"),
-        (("--sizes", "7"), "--sizes must lie in 1 ... 6"),
-        (("--sizes", "a"), "--sizes 'a'"),
-        (("--queue", "2"), "--queue must be >= 3"),
-        (("--steps", "6"), r"--queue \+ 5"),
-        (("--queue-images", "5"), "--queue-images must lie in 1 ... 4"),
-        (("--credit", "2"), "--credit must be 0 or at least 5"),
-        (("--target", "learned"), "learned in training"),
-    ],
-)
-def test_settings_out_of_range_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        predictor.analyse(asked(*SMALL, *arguments), OWN)

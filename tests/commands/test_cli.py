@@ -15,19 +15,11 @@ from PIL import Image
 from noisewise import __version__
 from noisewise.commands.cli import COMMANDS, main
 from tests.data.small_autoencoder import SMALL
+from tests.training.tiny import DIT
 
 ROOT = Path(__file__).parents[2]
-TINY = [
-    "--preset=digits",
-    "--device=cpu",
-    "--batch=16",
-    "--steps=6",
-    "--log.every=3",
-    "--log.trackers=[]",
-    "--log.samples_every=0",
-    "--model.name=dit",
-    '--model.options={"patch": 4, "width": 16, "depth": 1, "heads": 2}',
-]
+TINY = ["--preset=digits", "--device=cpu", "--batch=16", "--steps=6", "--log.every=3", "--log.trackers=[]"]
+TINY += ["--log.samples_every=0", "--model.name=dit", f"--model.options={json.dumps(DIT)}"]
 
 
 def run(*command: str) -> subprocess.CompletedProcess:

@@ -16,8 +16,8 @@ import torch
 
 from noisewise.commands.cli import main
 from noisewise.commands.compare import doubts
-from noisewise.study.budget import with_budget
 from noisewise.study.conduct import alone, combinations, conduct, run_name
+from noisewise.study.job import with_budget
 from noisewise.study.launch import Local
 from noisewise.study.outcome import Evaluation, Outcome, Plan, read_comparison
 from noisewise.training.config import Config, DataConfig, EMAConfig
@@ -25,18 +25,11 @@ from noisewise.training.run import train
 from tests.study.fateful import SEEDS, fateful
 from tests.training.processes import ROOT, environment, finish, metrics, until
 from tests.training.test_run import final
-from tests.training.tiny import differing, tiny
+from tests.training.tiny import DIT, differing, tiny
 
 SAMPLERS = "uniform,adaptive:warmup=2,every=2"
-TINY = [
-    "--preset=digits",
-    "--device=cpu",
-    "--batch=16",
-    "--model.name=dit",
-    '--model.options={"patch": 4, "width": 16, "depth": 1, "heads": 2}',
-    "--log.sample_steps=3",
-    "--images=40",
-]
+TINY = ["--preset=digits", "--device=cpu", "--batch=16", "--model.name=dit", f"--model.options={json.dumps(DIT)}"]
+TINY += ["--log.sample_steps=3", "--images=40"]
 
 
 def plan(**changes):
@@ -196,15 +189,8 @@ def test_a_failed_run_is_reported_the_rest_goes_on_and_the_same_command_tries_it
 
 
 def test_only_failures_are_a_failure(tmp_path, capsys):
-    command = [
-        "compare",
-        *TINY,
-        "--samplers=uniform",
-        "--seeds=1",
-        "--budget=4it",
-        "--device=cuda",
-        f"--out={tmp_path / 'out'}",
-    ]
+    options = ["--samplers=uniform", "--seeds=1", "--budget=4it", "--device=cuda"]
+    command = ["compare", *TINY, *options, f"--out={tmp_path / 'out'}"]
     assert main(command) == 1
     said = capsys.readouterr().out
     assert "failed: linear, uniform, seed 0: device=cuda, but torch finds no GPU" in said
@@ -290,15 +276,15 @@ def test_several_processes_are_refused(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_budgets_are_seconds_or_steps():
+    assert (with_budget(tiny(), "2.5s").seconds, with_budget(tiny(), "20it").steps) == (2.5, 20)
+    assert with_budget(tiny(seconds=3.0), "20it").seconds is None
+
+
 @pytest.mark.parametrize("budget", ["30", "0s", "-3s", "it", "3 it", "1e3it", "0.5it"])
 def test_a_budget_that_is_none_is_refused(budget):
     with pytest.raises(ValueError, match=r"--budget .*give seconds as in 30s, or steps as in 1000it"):
         with_budget(tiny(), budget)
-
-
-def test_budgets_are_seconds_or_steps():
-    assert (with_budget(tiny(), "2.5s").seconds, with_budget(tiny(), "20it").steps) == (2.5, 20)
-    assert with_budget(tiny(seconds=3.0), "20it").seconds is None
 
 
 @pytest.mark.parametrize(

@@ -314,22 +314,10 @@ def test_what_cannot_be_measured_is_refused_before_any_work(run, evaluate, tmp_p
     np.save(tmp_path / "one.npy", digits("test")[:1].numpy())
     np.save(tmp_path / "floats.npy", np.zeros((50, 7)))
     cases = {
-        "infinity needs at least 34 images, as the network has 32 features, got 33": (
-            run,
-            "--metrics",
-            "fid,infinity",
-            "--count",
-            33,
-        ),
+        "as the network has 32 features, got 33": (run, "--metrics", "fid,infinity", "--count", 33),
         "infinity needs at least 34 images": (tmp_path / "images.npy", "--data", "digits", "--metrics", "infinity"),
         "needs at least 4 images of either kind, got 3 and 1500": (run, "--count", 3, "--metrics", "precision_recall"),
-        "density_coverage needs at least 6 images": (
-            tmp_path / "five.npy",
-            "--data",
-            "digits",
-            "--metrics",
-            "density_coverage",
-        ),
+        "coverage needs at least 6 images": (tmp_path / "five.npy", "--data", "digits", "--metrics", "density_coverage"),
         "fid needs at least 2 images of either kind, got 60 and 1 real": (run, "--data", f"array:{tmp_path / 'one.npy'}"),
         "unknown solver": (run, "--solver", "dim:steps=3"),
         "holds no images": (run, "--data", f"array:{tmp_path / 'floats.npy'}"),

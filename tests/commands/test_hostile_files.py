@@ -263,18 +263,11 @@ def test_control_characters_are_written_out():
 
 
 def test_temporary_files_of_the_dead_are_swept_and_others_stay(tmp_path):
-    dead = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
-    ).stdout.strip()
+    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True)
+    dead = ended.stdout.strip()
     left = [f".config.yaml-{dead}", f".metrics.jsonl-{dead}", f".status.json-{dead}", f".chunk-00000.npy-{dead}"]
-    kept = [
-        f".config.yaml-{os.getpid()}",
-        ".config.yaml-mine",
-        "config.yaml",
-        f"config.yaml-{dead}",
-        f".profile-{dead}",
-        ".lock",
-    ]
+    kept = [f".config.yaml-{os.getpid()}", ".config.yaml-mine", "config.yaml", f"config.yaml-{dead}", ".lock"]
+    kept += [f".profile-{dead}"]
     for name in left + kept:
         (tmp_path / name).write_text("")
     sweep(tmp_path)

@@ -107,11 +107,6 @@ def test_the_objective_includes_the_importance_weight(correction, power):
     np.testing.assert_allclose(curves.pw, expected / expected.mean(), rtol=1e-4)
 
 
-def test_quantiles_of_a_beta():
-    curves = preview(Beta(Flow(), 2.0, 5.0), None, Flow(), bins=500)
-    np.testing.assert_allclose(curves.quantiles((0.1, 0.5, 0.9))["p"], stats.beta(2, 5).ppf([0.1, 0.5, 0.9]), atol=1e-3)
-
-
 def test_quantiles_of_the_objective_follow_the_weight():
     heavier = OfLogSNR(lambda lam: torch.where(lam < 0, 3.0, 1.0))  # three quarters of the objective lie above u = 1/2
     quantiles = preview(Uniform(Flow()), heavier, Flow()).quantiles((0.25, 0.625))
@@ -129,16 +124,6 @@ def test_quantiles_of_a_logit_normal_on_every_axis():
     np.testing.assert_allclose(curves.quantiles(at, "log_snr")["pw"], -2 * u, atol=0.01)
     with pytest.raises(ValueError, match="unknown axis 't': choose one of u, time, log_snr"):
         curves.quantiles(at, "t")
-
-
-def test_a_shift_moves_the_quantiles_of_a_flow():
-    plain, shifted = (
-        preview(noisewise.recipe(spec, Flow()).sampler, None, Flow()) for spec in ("uniform", "shift:of=(uniform),shift=3")
-    )
-    at = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
-    np.testing.assert_allclose(shifted.quantiles(at)["p"], 3 * at / (1 + 2 * at), atol=1e-3)
-    moved = np.array(shifted.quantiles(at, "log_snr")["p"]) - np.array(plain.quantiles(at, "log_snr")["p"])
-    np.testing.assert_allclose(moved, -2 * np.log(3), atol=0.01)
 
 
 def test_shares_by_thirds():

@@ -22,7 +22,7 @@ from noisewise.report.thumbnails import pictures_of
 from noisewise.study.outcome import Failure, Plan
 from noisewise.study.results import write_results
 from noisewise.training.options import as_yaml
-from tests.study.made import MACHINE, compared, curve, evaluations, planted
+from tests.study.made import MACHINE, compared, curve, evaluations, planted, rewrite
 from tests.training.tiny import tiny
 
 LIMIT = 3_000_000
@@ -233,8 +233,7 @@ def test_one_run_has_a_report_of_its_own(tmp_path):
 
 def test_a_run_that_was_never_measured_shows_its_training_and_its_samples(tmp_path):
     run = planted(tmp_path, {("cosine", "uniform", 0): curve(2.0)}).outcomes[0]
-    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows if "kind" not in row))
+    rewrite(run.folder, lambda row: None if "kind" in row else row)
     reader = Reader(write_report(run.folder, tmp_path / "elsewhere" / "run.html").read_text())
     assert reader.sections() == ["first", "density", "training", "settings"]
     assert "step 1,000" in reader.words
@@ -243,9 +242,7 @@ def test_a_run_that_was_never_measured_shows_its_training_and_its_samples(tmp_pa
 @pytest.mark.parametrize("key", ["density_by_level", "objective_by_level", "loss_by_level"])
 def test_rows_of_an_older_version_leave_out_what_they_do_not_have(tmp_path, key):
     run = planted(tmp_path, {("linear", "uniform", 0): curve(2.0)}).outcomes[0]
-    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    kept = [{name: value for name, value in row.items() if name != key} for row in rows]
-    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    rewrite(run.folder, lambda row: {name: value for name, value in row.items() if name != key})
     page = write_report(run.folder).read_text()
     assert ('class="heat"' in page) == (key != "density_by_level")
     assert ('class="objective"' in page) == (key == "loss_by_level")
@@ -254,9 +251,8 @@ def test_rows_of_an_older_version_leave_out_what_they_do_not_have(tmp_path, key)
 
 def test_losses_that_are_not_finite_are_left_out_of_the_charts(tmp_path):
     run = planted(tmp_path, {("linear", "uniform", 0): curve(2.0)}).outcomes[0]
-    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    rows[0] |= {"loss": float("nan"), "loss_by_level": [float("inf")] * 10}
-    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bad = {"loss": float("nan"), "loss_by_level": [float("inf")] * 10}
+    rewrite(run.folder, lambda row: row | bad if row["step"] == 125 else row)
     page = write_report(run.folder).read_text()
     assert "Training loss by noise level" in page
     assert "nan" not in page
@@ -391,9 +387,6 @@ def test_a_large_comparison_stays_small(tmp_path):
 def test_a_picture_whose_evaluation_lacks_the_distance_claims_none(tmp_path):
     """Its held-out loss must not stand under the name of the distance that the others have."""
     planted(tmp_path, {("linear", "uniform", 0): [(0.5, 10, 1.0, 4.0), (1.0, 20, 2.0, 2.0)]})
-    path = next(tmp_path.glob("runs/*/metrics.jsonl"))
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    first = next(row for row in rows if row.get("kind") == "evaluation")
-    first |= {"metric": None, "distance": None}
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = next(tmp_path.glob("runs/*"))
+    rewrite(run, lambda row: row | {"metric": None, "distance": None} if row.get("share") == 0.5 else row)
     assert [picture.value for picture in pictures_of(read_subject(tmp_path))] == [None, 2.0]

@@ -6,9 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from noisewise.study.budget import with_budget
 from noisewise.study.conduct import combinations
-from noisewise.study.job import Job
+from noisewise.study.job import Job, with_budget
 from noisewise.training.config import ModelConfig
 from tests.training.tiny import Own, tiny
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from noisewise.study.budget import with_budget
+from noisewise.study.job import with_budget
 from noisewise.study.outcome import Comparison, Evaluation, Failure, Outcome, Plan, read_comparison, write_failure
 from noisewise.training.options import as_yaml
 from tests.training.tiny import tiny
@@ -106,6 +106,12 @@ def write_run(outcome):
     (outcome.folder / "log.txt").write_text(f"training {outcome.sampler}\n")
     if outcome.failure is not None:
         write_failure(outcome.folder, outcome.config, outcome.failure)
+
+
+def rewrite(folder, change):
+    """What `change` makes of each row of a run's metrics; None leaves it out."""
+    rows = [change(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
 
 
 def training_rows(outcome):

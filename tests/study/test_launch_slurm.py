@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from noisewise.commands.cli import main
-from noisewise.study.launch.slurm import Slurm, in_processes, parsed_setting, read_jobs, status_of, timeout_for
+from noisewise.study.launch.slurm import Slurm, in_processes, parsed_setting, read_jobs, timeout_for
 from noisewise.study.outcome import read_outcome
 from noisewise.study.worker import work
 from noisewise.training.config import LogConfig
@@ -69,7 +69,7 @@ def test_jobs_outlive_the_command_and_are_watched_again_not_submitted_twice(tmp_
 
     watching = threading.Thread(target=kill)
     watching.start()
-    launcher.launch([job for job in jobs if status_of(job) == "unfinished"], StopRequest())
+    launcher.launch([job for job in jobs if job.status == "unfinished"], StopRequest())
     watching.join()
     assert read_jobs(tmp_path) == numbers
     outcomes = [read_outcome(job.folder) for job in jobs]

@@ -2,18 +2,21 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKL
 
 from noisewise.commands.cli import main
-from noisewise.data import open_data
+from noisewise.data import Synthetic, open_data
 from noisewise.data.encoding import encode
 from noisewise.generation.images import make_decoder, to_uint8
 from noisewise.generation.run_samples import run_samples
 from noisewise.generation.solvers import Solver
 from noisewise.metrics.digits_features import digits_features
+from noisewise.metrics.distances import Network, real_statistics
 from noisewise.metrics.frechet import features_distance
+from noisewise.study import measure
 from noisewise.study.measure import evaluate
 from noisewise.study.outcome import read_comparison, read_outcome
 from noisewise.study.worker import work
@@ -102,3 +105,48 @@ def test_compare_measures_latents_against_the_images_that_data_names(latents, tm
     assert "nowhere" in said
     assert "holds no images" in said
     assert "unheard-of" in said
+
+
+# What is said before measuring begins, and how many images are measured -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.2, "about 1 s"), (89, "about 89 s"), (90, "about 2 minutes"), (5400, "about 2 hours")]
+)
+def test_times_in_words(seconds, said):
+    assert measure.about(seconds) == said
+
+
+def test_an_evaluation_takes_as_many_forward_passes_as_it_makes(monkeypatch):
+    monkeypatch.setattr(measure, "forward_seconds", lambda *_: 1.0)
+    monkeypatch.setattr(measure, "feature_seconds", lambda *_: 100.0)
+    source = open_data("digits")
+    each, once = measure.evaluation_seconds(None, source, 0, images=10, solver_steps=7)
+    assert each == 10 * 7 + measure.LEVELS * measure.HELD_OUT + 10 * 100
+    assert once == 0  # the digits' own classifier takes no time
+
+
+def test_inception_on_a_cpu_is_only_for_images_that_are_no_digits():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    images = Synthetic((3, 32, 32), 0)
+    assert measure.needs_inception(images, cpu) == images.image
+    assert not measure.needs_inception(images, gpu)
+    assert not measure.needs_inception(open_data("digits"), cpu)
+    assert not measure.needs_inception(None, cpu)
+
+
+def test_some_of_the_real_images_are_spread_over_all_and_kept_apart(tmp_path):
+    pictures = np.full((30, 8, 8, 1), 100, np.uint8) + np.arange(30, dtype=np.uint8)[:, None, None, None]  # sorted, as by class
+    np.save(tmp_path / "train.npy", pictures)
+    source = open_data("array", str(tmp_path))
+    means = Network(Brightness(), "brightness", "digits", "fid", 1)
+    settings = {"cache": tmp_path / "cache", "batch": 2}
+    some, everything = (real_statistics(source, means, "cpu", count=count, **settings).moments for count in (4, None))
+    assert (some.count, everything.count) == (4, 30)
+    assert float(some.mean) == pytest.approx(float(everything.mean), abs=0.02)
+    assert real_statistics(source, means, "cpu", count=99, **settings).moments.count == 30
+
+
+class Brightness(torch.nn.Module):
+    def forward(self, x):
+        return x.mean((1, 2, 3))[:, None]

@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from noisewise.study.findings import explanation, findings
-from noisewise.study.summary import Crossing, Point, Reached, Spread, first_reached, mean_value, summarise
+from noisewise.study.summary import (
+    Crossing,
+    Point,
+    Reached,
+    Spread,
+    first_reached,
+    holm,
+    mean_ratio,
+    mean_value,
+    paired_test,
+    summarise,
+)
 from tests.study.made import compared, curve, planted
 
 NAN, INF = float("nan"), float("inf")
@@ -128,13 +139,6 @@ def test_the_verdict_says_no_more_than_the_seeds_allow(mine, theirs, expected):
     assert verdict(mine, theirs) == expected
 
 
-def test_seeds_are_compared_with_their_own_baseline():
-    """Both values lie between the baseline's two, and below that of their own seed."""
-    found = summaries({"uniform": [10, 30], "adaptive": [9, 29]})["adaptive"]
-    assert found.verdict == "lower in 2 of 2 seeds"
-    assert found.ratio == pytest.approx(math.sqrt(0.9 * 29 / 30))
-
-
 def test_holm_takes_all_samplers_of_a_schedule_and_no_others():
     good, noisy = [10.0, 12.0, 9.0, 10.5], [19.0, 22.0, 18.0, 21.0]
     values = {"uniform": [20, 20, 20, 20], "adaptive": good, "minsnr": noisy, "speed": noisy}
@@ -162,19 +166,6 @@ def test_a_speed_up_needs_every_common_seed():
     assert [one.steps is None for one in found.reached] == [False, True]
     assert found.reached[1] == Reached(1, None, None)
     assert (found.speedup_steps, found.speedup_seconds) == (None, None)
-
-
-def test_a_tie_at_the_end_is_reached_at_the_end():
-    found = summaries({"uniform": [20], "adaptive": [20]})["adaptive"]
-    assert found.reached == (Reached(0, 1000.0, 10.0),)
-    assert (found.speedup_steps, found.speedup_seconds) == (1.0, 1.0)
-
-
-def test_a_first_evaluation_that_is_there_already_gives_a_bound():
-    curves = {("linear", "uniform", 0): curve(80, 60, 40, 20), ("linear", "adaptive", 0): curve(15, 40, 30, 25)}
-    found = summarise(compared(curves))[1]
-    assert found.reached == (Reached(0, 250, 2.5, at_most=True),)
-    assert found.speedup_steps == pytest.approx(4)
 
 
 def test_the_baseline_is_timed_by_the_same_rule():
@@ -321,12 +312,8 @@ def test_neither_ratio_nor_speed_up_depends_on_the_unit_of_the_value(ends, facto
 
 
 EXAMPLES = settings(max_examples=60, deadline=None)
-VALUES = st.floats(1e-3, 1e3)
+VALUES = st.floats(1e-2, 1e2)
 CURVES = st.lists(st.tuples(st.integers(1, 50), VALUES), min_size=1, max_size=8)
-
-
-def evaluated(*values, every=100, seconds=2.0):
-    return [Point(every * (i + 1), seconds * (i + 1), value) for i, value in enumerate(values)]
 
 
 def uneven(parts):
@@ -338,50 +325,29 @@ def uneven(parts):
     return points
 
 
-def test_a_crossing_lies_on_the_line_between_the_two_evaluations_around_it():
-    assert first_reached(evaluated(10, 8, 4), 5) == Crossing(275, 5.5, at_most=False)
+def evaluated(*values):
+    return [Point(100 * (i + 1), 2.0 * (i + 1) ** 2, value) for i, value in enumerate(values)]
 
 
-def test_the_line_has_the_same_share_of_steps_and_of_seconds():
-    points = [Point(100, 1.0, 10), Point(200, 5.0, 6)]
-    assert first_reached(points, 9) == Crossing(125, 2.0, at_most=False)
-
-
-@pytest.mark.parametrize("value", [5, 4.999, 0, -1])
-def test_a_value_below_all_others_is_not_reached(value):
-    assert (first_reached(evaluated(10, 8, 5), value) is None) == (value < 5)
-
-
-def test_a_tie_counts_as_reached():
-    assert first_reached(evaluated(10, 8, 5), 5) == Crossing(300, 6.0, at_most=False)
-    assert first_reached(evaluated(10, 5, 5), 5) == Crossing(200, 4.0, at_most=False)
-
-
-@pytest.mark.parametrize("first", [5, 3])
-def test_nothing_is_made_up_before_the_first_evaluation(first):
-    assert first_reached(evaluated(first, 8, 2), 5) == Crossing(100, 2.0, at_most=True)
-
-
-def test_the_first_of_several_crossings_counts():
-    assert first_reached(evaluated(10, 4, 9, 1), 7) == Crossing(150, 3.0, at_most=False)
-
-
-@pytest.mark.parametrize("bad", [NAN, None, -INF, INF])
-def test_evaluations_without_a_value_are_passed_over(bad):
-    assert first_reached(evaluated(10, bad, 4), 7) == Crossing(200, 4.0, at_most=False)
-    assert first_reached(evaluated(bad, 4), 7) == Crossing(200, 4.0, at_most=True)
-    assert first_reached(evaluated(10, bad), 7) is None
-    assert first_reached(evaluated(bad, bad), 7) is None
-
-
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_a_value_that_is_not_finite_is_never_reached(value):
-    assert first_reached(evaluated(10, 8, 4), value) is None
-
-
-def test_no_evaluation_reaches_nothing_and_has_no_mean():
-    assert first_reached([], 1) is None
-    assert mean_value([], "steps") is None
+@pytest.mark.parametrize(
+    ("values", "target", "found"),
+    [
+        ((10, 8, 4), 5, (275, 8 + 0.75 * 10, False)),  # on a straight line, with the same share of steps and of seconds
+        ((10, 8, 5), 5, (300, 18.0, False)),  # a tie counts
+        ((10, 5, 5), 5, (200, 8.0, False)),
+        ((10, 8, 5), 4.999, None),
+        ((5, 8, 2), 5, (100, 2.0, True)),  # nothing is made up before the first evaluation
+        ((3, 8, 2), 5, (100, 2.0, True)),
+        ((10, 4, 9, 1), 7, (150, 5.0, False)),  # the first of several
+        ((), 1, None),
+        *(((10, 8, 4), bad, None) for bad in (NAN, INF, -INF)),
+        *(((10, bad, 4), 7, (200, 10.0, False)) for bad in (NAN, None, INF, -INF)),  # passed over
+        *(((bad, 4), 7, (200, 8.0, True)) for bad in (NAN, None, INF, -INF)),
+        *(((10, bad), 7, None) for bad in (NAN, None, INF, -INF)),
+    ],
+)
+def test_a_value_is_reached_where_the_curve_first_has_it(values, target, found):
+    assert first_reached(evaluated(*values), target) == (None if found is None else Crossing(*found))
 
 
 @EXAMPLES
@@ -406,15 +372,8 @@ def test_the_mean_is_the_area_of_trapezoids_over_the_length():
     points = [Point(100, 1.0, 10), Point(200, 5.0, 6), Point(600, 6.0, 2)]
     assert mean_value(points, "steps") == pytest.approx((100 * 8 + 400 * 4) / 500)
     assert mean_value(points, "seconds") == pytest.approx((4 * 8 + 1 * 4) / 5)
-
-
-def test_the_mean_of_one_evaluation_is_its_value():
     assert mean_value(evaluated(3.25), "steps") == 3.25
-
-
-@pytest.mark.parametrize("bad", [NAN, None, INF])
-def test_a_curve_with_a_hole_has_no_mean(bad):
-    assert mean_value(evaluated(10, bad, 4), "steps") is None
+    assert [mean_value(points, "steps") for points in ([], *(evaluated(10, bad, 4) for bad in (NAN, None, INF)))] == [None] * 4
 
 
 @EXAMPLES
@@ -424,8 +383,76 @@ def test_the_mean_lies_between_the_lowest_and_the_highest(parts, unit):
     assert min(values) * (1 - 1e-9) <= mean_value(uneven(parts), unit) <= max(values) * (1 + 1e-9)
 
 
+# The paired test agrees with scipy's, and knows its limits ------------------------------------------------------------
+
+
+PAIRS = st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=10)
+PS = st.lists(st.floats(0, 1), min_size=1, max_size=8)
+
+
 @EXAMPLES
-@given(CURVES, st.floats(0.01, 100))
-def test_the_mean_scales_with_the_values(parts, factor):
-    larger = [(length, value * factor) for length, value in parts]
-    assert mean_value(uneven(larger), "steps") == pytest.approx(mean_value(uneven(parts), "steps") * factor)
+@given(PAIRS)
+def test_p_is_scipys_for_the_logarithms(pairs):
+    mine, theirs = zip(*pairs, strict=True)
+    logs = [[math.log(value) for value in values] for values in (mine, theirs)]
+    differences = [a - b for a, b in zip(*logs, strict=True)]
+    if max(differences) - min(differences) > 1e-6:  # else scipy, too, loses all digits
+        assert paired_test(mine, theirs) == pytest.approx(stats.ttest_rel(*logs).pvalue, rel=1e-6, abs=1e-12)
+
+
+def test_values_without_a_logarithm_are_tested_by_their_differences():
+    mine, theirs = [0.0, 1.5, -0.1], [1.0, 2.0, 0.3]
+    assert paired_test(mine, theirs) == pytest.approx(stats.ttest_rel(mine, theirs).pvalue, rel=1e-9)
+    assert mean_ratio(mine, theirs) is None
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "p"),
+    [
+        ([], [], None),  # fewer than two pairs
+        ([1.0], [1.0], None),
+        ([0.1, 2.3, 7.0], [0.1, 2.3, 7.0], 1),  # no difference in any pair
+        ([0.0, -1.0], [0.0, -1.0], 1),
+        ([1.0, 2.0, 4.0], [2.0, 4.0, 8.0], 0),  # one difference in all
+        ([1.0, 1.0], [2.0, 2.0], 0),
+        ([0.0, 1.0], [1.0, 2.0], 0),
+    ],
+)
+def test_p_where_pairs_do_not_scatter(mine, theirs, p):
+    assert paired_test(mine, theirs) == (p if p is None else pytest.approx(p, abs=1e-12))
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_a_value_that_is_not_finite_gives_neither_p_nor_ratio(bad):
+    for mine, theirs in (([1.0, bad, 3.0], [1.0, 2.0, 3.5]), ([1.0, 2.0, 3.5], [1.0, bad, 3.0])):
+        assert paired_test(mine, theirs) is None
+        assert mean_ratio(mine, theirs) is None
+
+
+def test_pairs_must_be_pairs():
+    with pytest.raises(ValueError, match="argument"):
+        paired_test([1.0, 2.0], [1.0])
+
+
+def test_the_mean_ratio_is_geometric():
+    assert mean_ratio([1.0, 8.0], [2.0, 4.0]) == pytest.approx(1.0)  # 1/2 and 2
+    assert mean_ratio([3.0], [3.0]) == 1
+    assert mean_ratio([], []) is None
+
+
+def test_holm_by_hand():
+    """0.01 times 4; 0.02 times 3; 0.03 times 2 would be no more than that; 0.5."""
+    assert holm([0.03, 0.01, 0.5, 0.02]) == pytest.approx([0.06, 0.04, 0.5, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+    assert holm([None, 0.02, None, 0.03]) == [None, pytest.approx(0.04), None, pytest.approx(0.04)]  # None is no test
+
+
+@EXAMPLES
+@given(PS)
+def test_holm_keeps_the_order_and_lies_between_p_and_bonferroni(ps):
+    adjusted = holm(ps)
+    for p, after in zip(ps, adjusted, strict=True):
+        assert p <= after <= min(1, len(ps) * p)
+    for p, after in zip(ps, adjusted, strict=True):
+        assert all(after <= other_after for other, other_after in zip(ps, adjusted, strict=True) if p <= other)

@@ -111,7 +111,7 @@ def test_a_headline_is_the_distance_of_more_images_at_the_end_and_changes_nothin
     assert last.headline_images == 50
     run = Run(job.config, resume=True)
     images = run_samples(run, 50)
-    metric, expected = distance_to_data(run, [images], print)
+    metric, expected, _ = distance_to_data(run, [images], print)
     run.close()
     assert (last.metric, last.headline) == (metric, pytest.approx(expected, rel=1e-9))
     assert f"step 12  digits-frechet of 50 images: {last.headline}" in capsys.readouterr().out

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from noisewise.study.launch.launcher import Launcher
+from noisewise.study.job import Launcher
 from noisewise.study.launch.local import Local
 from noisewise.study.launch.ray import Ray
 from noisewise.study.launch.slurm import Slurm

@@ -25,8 +25,7 @@ from pathlib import Path
 
 import torch
 
-from noisewise.study.job import Job, Status, forget_status, record_failure
-from noisewise.study.launch.launcher import Launcher
+from noisewise.study.job import Job, Launcher, Status, forget_status, record_failure
 from noisewise.training.signals import StopRequest
 
 # A run in a process of its own: both ends of the pipe between it and its launcher -------------------------------------

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from noisewise.study.job import Job, explained, record_failure
-from noisewise.study.launch.launcher import Launcher
+from noisewise.study.job import Job, Launcher, explained, record_failure
 from noisewise.training.signals import StopRequest
 
 LISTEN = 0.2  # seconds between two looks at whether to stop

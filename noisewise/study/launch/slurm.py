@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from noisewise.study.job import Job, record_failure
-from noisewise.study.launch.launcher import Launcher
-from noisewise.study.outcome import read_outcome
+from noisewise.study.job import Job, Launcher, record_failure
 from noisewise.training.run_folder import replace_file
 from noisewise.training.signals import StopRequest
 
@@ -140,17 +138,12 @@ class Slurm(Launcher):
     def _note(self, number: str, job: Job) -> None:
         """A job has left the queue: leave the reason in its run's folder if it could not say so itself."""
         end = time.monotonic() + SETTLING
-        while (status := status_of(job)) == "unfinished" and time.monotonic() < end and self.cluster == "slurm":
+        while (status := job.status) == "unfinished" and time.monotonic() < end and self.cluster == "slurm":
             time.sleep(0.5)
         if status == "unfinished":
             reason = f"job {number} ended before its run did: {state_of(number, self.cluster)}"
             said = self.folder / "slurm" / f"{number}_0_log.err"  # what submitit, Slurm and the system had to say
             record_failure(job, reason, log=said)
-
-
-def status_of(job: Job) -> str:
-    """What the run's folder says."""
-    return read_outcome(job.folder).status if (job.folder / "config.yaml").is_file() else "unfinished"
 
 
 def read_jobs(folder: Path) -> dict[str, str]:
