@@ -262,7 +262,6 @@ def _colours(histories: Sequence[History]) -> list[str]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `noisewise analyze density`."""
     parser.add_argument("--run", type=Path, nargs="+", default=[], help="folders of runs: their densities through training")
     parser.add_argument("--comparison", type=Path, help="or the folder of a comparison: one run of each sampler")
     parser.add_argument("--samplers", help="or specs, separated by commas, as they are before training (default: a few)")
@@ -270,7 +269,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Collect densities and draw them."""
     if rest:
         raise ValueError(f"unknown option {rest[0]!r}: density takes --run, --comparison, --samplers and --process")
     given = [bool(options.run), options.comparison is not None, options.samplers is not None]

@@ -35,7 +35,6 @@ OF_THE_CONFIGURATION = -1  # images of --headline without a number
 
 
 def add_options(parser: Parser) -> None:
-    """The options besides the settings."""
     parser.description = __doc__
     parser.set_defaults(settings=[])
     parser.add_argument("--preset", action="append", default=[], help="begin with the settings of a preset")
@@ -68,7 +67,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan the runs, bring them to their end, and write what came of them."""
     words = [word.partition("=")[0] for word in args.settings]
     if "--sampler" in words or "--seed" in words:
         raise ValueError("compare takes --samplers and --seeds, not --sampler and --seed")

@@ -61,7 +61,6 @@ from noisewise.weighting import VLB
 
 
 def add_options(parser: Parser) -> None:
-    """The options."""
     parser.description = __doc__
     parser.add_argument("target", type=Path, help="a run, one of its checkpoints, a folder of images, or an .npy/.npz file")
     parser.add_argument(
@@ -109,9 +108,8 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure what is asked for, print it and write it down."""
     device = prepare_processes(place(args.device))
-    metrics = chosen_metrics(args.metrics)
+    metrics = () if args.metrics == "none" else distances.check_metrics(name.strip() for name in args.metrics.split(","))
     args.target = args.target.absolute()
     if not args.target.exists():
         raise FileNotFoundError(f"{args.target} does not exist: give a run, a folder of images, or an .npy/.npz file")
@@ -121,16 +119,12 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--count must be >= 2 for a distance, got {args.count}")
     if not is_run and (not metrics or args.vlb):
         raise ValueError(f"{args.target} is no run with a model: only the distances of its images (--metrics) can be measured")
-    trained = (
-        load_trained(args.target, step=args.step, weights=args.model_weights, device=device, trust=args.trust)
-        if is_run
-        else None
-    )
-    if trained is not None:
+    trained, asked = None, args.count is not None
+    if is_run:
+        trained = load_trained(args.target, step=args.step, weights=args.model_weights, device=device, trust=args.trust)
         args.grid = read_levels(args.levels, trained.objective.process)
         planned = trained.config.evaluation
-        asked = args.count is not None
-        args.count = planned.images if args.count is None else args.count
+        args.count = args.count if asked else planned.images
         if not args.data:
             args.data, args.data_options = planned.data, planned.data_options
     result: dict[str, Any] = {"kind": "evaluation", "target": args.target.name}
@@ -203,11 +197,6 @@ def read_levels(words: str, process: Process) -> Tensor:
         return level_grid(levels, process)
     except ValueError as error:
         raise ValueError(f"--levels {words}: {error}") from None
-
-
-def chosen_metrics(names: str) -> tuple[str, ...]:
-    """What --metrics asks for."""
-    return () if names == "none" else distances.check_metrics(name.strip() for name in names.split(","))
 
 
 def real_source(args: argparse.Namespace, trained: Trained | None, split: str) -> Source:

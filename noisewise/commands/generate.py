@@ -30,7 +30,6 @@ NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy",
 
 
 def add_options(parser: Parser) -> None:
-    """The options."""
     parser.description = __doc__
     parser.add_argument("run", type=Path, help="the folder of a run, or one of its checkpoints")
     parser.add_argument("--count", type=int, default=64, help="how many")
@@ -105,7 +104,6 @@ def make_set(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the images, and write them in the format that is asked for."""
     if args.count < 1:
         raise ValueError(f"--count must be >= 1, got {args.count}")
     device = prepare_processes(place(args.device))

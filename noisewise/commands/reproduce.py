@@ -22,7 +22,6 @@ DONE = "commands.txt"  # those that have come to their end in a folder
 
 
 def add_options(parser: Parser) -> None:
-    """The options."""
     parser.description = __doc__
     parser.set_defaults(settings=[])
     parser.add_argument("items", nargs="*", metavar="ITEM", help=f"{', '.join(STUDIES)}, or all")
@@ -36,7 +35,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make what is missing, and write the pages."""
     if args.list or not args.items:
         print(listed(args.scale))
         return 0

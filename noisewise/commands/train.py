@@ -20,7 +20,6 @@ from noisewise.training.signals import StopRequest
 
 
 def add_options(parser: Parser) -> None:
-    """The options besides the settings."""
     parser.description, parser.more_help = __doc__, settings_help
     parser.set_defaults(settings=[])
     parser.add_argument(
@@ -49,7 +48,6 @@ def settings_help() -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, or say what it would take."""
     parser, resume = config_parser(), args.resume or args.resume_from is not None
     stored = Path(args.out) / "config.yaml" if args.out and resume else None
     given = with_files([*args.settings, *(["--out", args.out] if args.out else [])], args.preset)
