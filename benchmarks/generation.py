@@ -39,9 +39,8 @@ from noisewise.generation.solvers import Solver
 from noisewise.metrics.distances import Network, compare_images
 from noisewise.metrics.features import feature_batches
 from noisewise.metrics.frechet import Moments, moments_distance
-from noisewise.metrics.inception import DIM, Inception
+from noisewise.metrics.inception import DIM, Inception, load_inception
 from noisewise.metrics.reference import Key, Reference, load_reference, save_reference
-from noisewise.metrics.weights import load_inception
 from noisewise.models.unet import UNet
 from noisewise.precision import full_float32
 from noisewise.training.fast.fuse import fuse

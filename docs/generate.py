@@ -87,6 +87,7 @@ MADE: dict[str, Callable[..., str]] = {
 }
 FILLED: dict[str, Callable[..., None]] = {
     "settings": settings.sampler_or_weighting,
+    "estimators": settings.estimators,
     "estimator": settings.estimator,
     "options": settings.options,
     "options-of": settings.options_of,

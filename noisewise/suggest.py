@@ -9,9 +9,11 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, list(known), 1)), None)
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """An error message: the name, what was probably meant, and what there is."""
+def unknown(what: str, name: str, known: Iterable[str], listed: bool = True) -> str:
+    """An error message: the name, what was probably meant, and what there is (where nothing was meant if not `listed`)."""
     known = list(known)
     meant = closest(name, known)
     hint = "." if meant is None else f": did you mean {meant!r}?"
+    if meant is not None and not listed:
+        return f"unknown {what} {name!r}{hint}"
     return f"unknown {what} {name!r}{hint} " + (f"Known: {', '.join(known)}" if known else "It has none.")

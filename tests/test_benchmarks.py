@@ -337,10 +337,11 @@ def test_seconds_of_runs_that_shared_a_gpu_are_those_of_their_steps_alone(benchm
         {"spec": "uniform", "ratio": 1.0, "steps_per_second": 100.0},
         {"spec": "adaptive", "ratio": 1.02, "steps_per_second": 98.0},
         {"spec": "paper_cifar10", "ratio": 1.2, "steps_per_second": 83.0},
+        {"spec": "adaptive:estimator=reinforce", "ratio": 1.6, "steps_per_second": 62.0},
     ]
     cost = rebuild.Cost(rows)
     expected = {"uniform": 0.01, "minsnr:gamma=5": 0.01, "adaptive": 0.0102, "adaptive:floor=0.5+p2": 0.0102}
-    expected |= {"paper_cifar10:normalise=true+minsnr": 0.012}
+    expected |= {"paper_cifar10:normalise=true+minsnr": 0.012, "adaptive:estimator=reinforce,floor=0": 0.016}
     assert {spec: cost.step_seconds(spec) for spec in expected} == pytest.approx(expected)
     with pytest.raises(ValueError, match="no cost of logit_normal was measured"):
         cost.step_seconds("logit_normal")
@@ -351,6 +352,7 @@ def test_seconds_of_runs_that_shared_a_gpu_are_those_of_their_steps_alone(benchm
 def test_the_cost_of_a_method_is_that_of_its_blocks_over_uniforms_of_the_same_round(benchmark, monkeypatch):
     method_cost = benchmark("method_cost")
     trainer = argparse.Namespace(objective=Objective(DDPM.linear()), device=torch.device("cpu"), network=None, optimizer=None)
+    trainer.arithmetic = None
     monkeypatch.setattr(method_cost, "protocol_trainer", lambda *_: trainer)
     clocks, calls = iter([9.0, 9.0, 1.0, 1.1, 2.0, 2.1, 4.0, 4.4]), []
 
@@ -359,7 +361,9 @@ def test_the_cost_of_a_method_is_that_of_its_blocks_over_uniforms_of_the_same_ro
         return next(clocks)
 
     monkeypatch.setattr(method_cost, "block", block)
-    args = argparse.Namespace(methods="min-snr,adaptive", device="cpu", channels=16, batch=8, rounds=3, steps=40, warm=7)
+    args = argparse.Namespace(
+        methods="min-snr,adaptive", device="cpu", channels=16, batch=8, rounds=3, steps=40, warm=7, limit=99
+    )
     uniform, adaptive = method_cost.measure(args)
     assert calls == [("Uniform", 7), ("AdaptiveSampler", 7)] + 3 * [("Uniform", 40), ("AdaptiveSampler", 40)]
     assert (uniform["method"], uniform["ratio"], uniform["steps_per_second"]) == ("uniform", 1.0, 20.0)

@@ -119,7 +119,7 @@ DENSITIES: dict[str, Callable[[float, float, float], float]] = {
 
 def variance() -> str:
     """The second moment of the importance-weighted gradient of Min-SNR's objective over that of uniform draws."""
-    levels = [row for row in rows("analysis_gradients.csv") if row["step"] == 800]
+    levels = [row for row in rows("digits_gradients.csv") if row["step"] == 800]
     known = [(min(5 * math.exp(-row["log_snr"]), 1.0), row["loss"], row["rms_norm"]) for row in levels]
     size = np.array([weight * norm for weight, _, norm in known])
     floors = (0.0, 0.05, 0.2, 0.35, 0.5)

@@ -64,7 +64,7 @@ def losses_by_tenth(plan: str) -> str:
 
 def noise_of_draws() -> str:
     """Noise of a step on the digits for densities of one objective, Min-SNR's, from the measured gradients of samples."""
-    found = [row for row in rows("analysis_gradients.csv") if row["step"] == 800]
+    found = [row for row in rows("digits_gradients.csv") if row["step"] == 800]
     loss, norm, log_snr = (np.array([row[name] for row in found]) for name in ("loss", "rms_norm", "log_snr"))
     weight = np.minimum(1, 5 / np.exp(log_snr))
     densities = {

@@ -285,7 +285,8 @@ def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
                 f"no run of {options.comparison} has a density in its metrics.jsonl yet: let them train for longer"
             )
         histories = of_runs(chosen)
-        says.append(f"one of {len(comparison.outcomes)} runs is shown for each sampler and process, {len(chosen)} in all")
+        if len(chosen) < len(comparison.outcomes):
+            says.append(f"shown: the first run of each sampler and process, {len(chosen)} of {len(comparison.outcomes)}")
     else:
         process = build_process(options.process)
         specs = split_specs("uniform,minsnr,speed,logit_normal" if options.samplers is None else options.samplers)

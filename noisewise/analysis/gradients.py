@@ -23,10 +23,9 @@ from noisewise.analysis.output import Analysis, Watch, lines_over_noise, name_mo
 from noisewise.feedback import preserved_buffers, preserved_random_state
 from noisewise.looking.validation import evaluation_mode
 from noisewise.models import with_labels
-from noisewise.noise import normals
 from noisewise.processes import Process
 from noisewise.spec import build_weighting
-from noisewise.streams import stream_key, uniforms
+from noisewise.streams import normals, stream_key, uniforms
 from noisewise.training.trainer import Trainer
 from noisewise.weighting import VLB, Learned, NoWeight, Weighting, WeightProduct
 

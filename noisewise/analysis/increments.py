@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 
 from noisewise.analysis.output import Analysis
 from noisewise.looking.palette import COLOURS, GREY, PALE
-from noisewise.process_increments import gradient, noise_share, vanishing_point
+from noisewise.process_curves import gradient, noise_share, vanishing_point
 from noisewise.processes import Process
 from noisewise.spec import build_process, split_specs
 

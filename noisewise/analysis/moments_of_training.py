@@ -17,12 +17,11 @@ from noisewise.data import Source
 from noisewise.feedback import Snapshot, preserved_random_state, set_aside_gradients
 from noisewise.looking.validation import evaluation_mode
 from noisewise.metrics.heldout import decoded
-from noisewise.models.trust import check_trusted
-from noisewise.noise import normals
+from noisewise.models.build import check_trusted
 from noisewise.processes import Process
 from noisewise.samplers import Sampler
 from noisewise.samplers.histogram import Histogram
-from noisewise.streams import stream_key
+from noisewise.streams import normals, stream_key
 from noisewise.study.job import with_budget
 from noisewise.training import checkpoint
 from noisewise.training.components import build_parts, open_source

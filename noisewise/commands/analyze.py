@@ -1,4 +1,4 @@
-"""Look inside training: each analysis writes pictures and their data.
+"""Look inside training: each analysis writes pictures and their data. Figures in brackets are those of arXiv 2411.09998.
 
 noisewise analyze increments --schedules linear,cosine
 noisewise analyze gradients runs/first

@@ -17,7 +17,6 @@ from noisewise.commands.parser import Parser
 from noisewise.data import Source, open_named
 from noisewise.generation.run_samples import quick_solver
 from noisewise.models import with_labels
-from noisewise.printable import printable
 from noisewise.spec import split_specs
 from noisewise.study.conduct import combinations, conduct
 from noisewise.study.job import with_budget
@@ -30,6 +29,7 @@ from noisewise.training.ema import mostly_initial
 from noisewise.training.options import config_parser, parse_config, read_mapping, with_files
 from noisewise.training.run import check_name
 from noisewise.training.signals import StopRequest
+from noisewise.words import printable
 
 OF_THE_CONFIGURATION = -1  # images of --headline without a number
 

@@ -54,9 +54,8 @@ from noisewise.training.components import open_source
 from noisewise.training.config import Config
 from noisewise.training.display import Count
 from noisewise.training.options import read_mapping
-from noisewise.training.plain_files import inside
+from noisewise.training.plain_files import inside, writing
 from noisewise.training.run_folder import RunFolder, environment
-from noisewise.training.writing import writing
 from noisewise.weighting import VLB
 
 

@@ -22,8 +22,7 @@ from noisewise.generation.sets import PRECISIONS, ImageSet, fill, image_set
 from noisewise.generation.solvers import Solver
 from noisewise.generation.trained import WEIGHTS, Trained, load_trained
 from noisewise.training.display import Count
-from noisewise.training.plain_files import inside
-from noisewise.training.writing import writing
+from noisewise.training.plain_files import inside, writing
 
 ENDINGS = {"npz": ".npz", "grid": ".png"}
 NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".zip")

@@ -12,9 +12,9 @@ from pathlib import Path
 from noisewise.commands import evaluate
 from noisewise.commands.parser import Parser
 from noisewise.generation.run_samples import draw_samples, evaluation_solver, quick_solver
-from noisewise.models.trust import check_trusted, is_import_path, remember
+from noisewise.models.build import check_trusted, is_import_path, remember
+from noisewise.training.display import Shown
 from noisewise.training.options import config_parser, parse_config, preset_names, with_files
-from noisewise.training.progress import Shown
 from noisewise.training.run import dry_run, train
 from noisewise.training.signals import StopRequest
 

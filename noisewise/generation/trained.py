@@ -12,15 +12,15 @@ from noisewise.generation.guidance import denoiser
 from noisewise.generation.replay import Replay
 from noisewise.generation.solvers import Denoise
 from noisewise.models import build_model, with_labels
-from noisewise.models.trust import check_trusted
+from noisewise.models.build import check_trusted
 from noisewise.objective import Objective
-from noisewise.printable import printable
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
 from noisewise.training.ema import mostly_initial
 from noisewise.training.fast.fuse import fuse, unfuse
 from noisewise.training.options import load_config
 from noisewise.training.state import load_module, load_named
+from noisewise.words import printable
 
 WEIGHTS = ("ema", "model")
 

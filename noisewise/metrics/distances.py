@@ -29,12 +29,12 @@ from noisewise.generation.images import to_uint8
 from noisewise.metrics import digits_features, dinov2, inception
 from noisewise.metrics.features import feature_batches
 from noisewise.metrics.frechet import Moments, moments_distance
+from noisewise.metrics.inception import load_inception
 from noisewise.metrics.kid import kid
 from noisewise.metrics.neighbours import OF_DENSITY, OF_PRECISION, density_coverage, precision_recall
 from noisewise.metrics.reference import Key, Reference, collect, reference
 from noisewise.metrics.sliced import sliced_wasserstein
 from noisewise.metrics.uncertainty import bootstrap, fid_infinity, standard_error
-from noisewise.metrics.weights import load_inception
 
 METRICS = ("fid", "kid", "precision_recall", "density_coverage", "infinity", "interval", "error", "sliced")
 NEED_FEATURES = ("kid", "precision_recall", "density_coverage", "infinity", "interval", "error")

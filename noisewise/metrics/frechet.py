@@ -1,11 +1,8 @@
 """The Fréchet distance of two Gaussians, |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)), which on Inception features is FID.
 
 No matrix square root is taken. With C1 = A A^T and C2 = B B^T for any factors A and B, the trace of the root is the sum of the
-singular values of A^T B, so the cheapest factor will do:
-
-- fewer samples than dimensions: the centred features themselves;
-- a covariance of full rank: Cholesky's;
-- a singular covariance without its features: eigenvectors with the null space cut off.
+singular values of A^T B, so the cheapest factor will do: Cholesky's for a covariance of full rank, else eigenvectors with the
+null space cut off.
 
 Between two full factors the singular values come from the eigenvalues of their squares, in half the time. Where a factor is
 narrow they are computed directly: the many zeros stay zeros, as the square roots of rounding errors would not.
@@ -114,22 +111,12 @@ def _factor(cov: Tensor) -> Tensor:
     return vectors[:, kept] * values[kept].sqrt()
 
 
-def _features_factor(moments: Moments, rows: Tensor) -> Tensor:
-    """The factor of the rows' covariance."""
-    return _factor(moments.cov) if len(rows) > moments.dim else (rows - moments.mean).T / (len(rows) - 1) ** 0.5
-
-
 def _root_trace(first: Tensor, second: Tensor) -> Tensor:
     """tr (C1 C2)^(1/2) from factors (d, r1) and (d, r2)."""
     product = first.T @ second
     if product.shape == (len(first), len(first)):
         return torch.linalg.eigvalsh(product @ product.T).clamp_min(0).sqrt().sum()
     return torch.linalg.svdvals(product).sum()
-
-
-def _distance(mean1: Tensor, mean2: Tensor, traces: Tensor, root_trace: Tensor) -> float:
-    """The sum of the terms; rounding may bring a distance of nothing below zero, and it is nothing then."""
-    return max(0.0, float((mean1 - mean2).square().sum() + traces - 2 * root_trace))
 
 
 def _check_gaussian(mean: Tensor, cov: Tensor, which: str) -> tuple[Tensor, Tensor]:
@@ -151,7 +138,8 @@ def frechet_distance(mean1: Tensor, cov1: Tensor, mean2: Tensor, cov2: Tensor) -
     mean2, cov2 = _check_gaussian(mean2, cov2, "second")
     if len(mean1) != len(mean2):
         raise ValueError(f"the Gaussians have {len(mean1)} and {len(mean2)} dimensions: were they made by two networks?")
-    return _distance(mean1, mean2, cov1.trace() + cov2.trace(), _root_trace(_factor(cov1), _factor(cov2)))
+    trace = cov1.trace() + cov2.trace() - 2 * _root_trace(_factor(cov1), _factor(cov2))
+    return max(0.0, float((mean1 - mean2).square().sum() + trace))  # clamped at 0 against rounding
 
 
 def moments_distance(first: Moments, second: Moments) -> float:
@@ -162,14 +150,10 @@ def moments_distance(first: Moments, second: Moments) -> float:
 
 
 def features_distance(first: Tensor, second: Tensor) -> float:
-    """The Fréchet distance of two sets of features (n, d) and (m, d); cheap when n or m is below d."""
+    """The Fréchet distance of two sets of features (n, d) and (m, d)."""
     first = check_features(first, name="first features")
     second = check_features(second, first.shape[1], "second features").to(first.device)
-    one, two = Moments.of(first), Moments.of(second)
-    traces = one.cov.trace() + two.cov.trace()
-    for moments in (one, two):
-        warn_if_few(moments.count, moments.dim)
-    return _distance(one.mean, two.mean, traces, _root_trace(_features_factor(one, first), _features_factor(two, second)))
+    return moments_distance(Moments.of(first), Moments.of(second))
 
 
 def warn_if_few(count: int, dim: int) -> None:

@@ -33,11 +33,10 @@ from noisewise.data import Source
 from noisewise.feedback import preserved_random_state
 from noisewise.looking.validation import middles
 from noisewise.metrics.reference import cache_folder
-from noisewise.noise import normals
 from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
 from noisewise.precision import full_float32
 from noisewise.processes import Process
-from noisewise.streams import checked_seed, stream_key
+from noisewise.streams import checked_seed, normals, stream_key
 from noisewise.training.run_folder import replace_file
 
 FORMAT = "noisewise-optimal-1"

@@ -11,8 +11,8 @@ from typing import Any
 from noisewise.report import opening, sections, tables
 from noisewise.report.html import Part, as_json, breakable, choice, colour, per_schedule, swatch
 from noisewise.report.subject import Subject, read_subject
+from noisewise.training.plain_files import writing
 from noisewise.training.run_folder import replace_file
-from noisewise.training.writing import writing
 
 HERE = Path(__file__).parent
 SECTIONS = (

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from noisewise.printable import printable
 from noisewise.recipes import recipe
 from noisewise.spec import SpecError
 from noisewise.study.outcome import Plan
 from noisewise.training import checkpoint
 from noisewise.training.run import Run, check_name, default_folder
 from noisewise.training.run_folder import replace_file, sweep
+from noisewise.words import printable
 from tests.generation.runs import copy_of_run
 from tests.study.made import curve, planted
 from tests.training.processes import ROOT, environment, finish, last_step, start, until

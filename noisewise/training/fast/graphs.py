@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from noisewise.feedback import replaying
 from noisewise.models import with_labels
-from noisewise.samplers import Draw
+from noisewise.samplers import Draw, Sampler
+from noisewise.samplers.base import LossAt
 from noisewise.training.fast.fuse import unfuse
 from noisewise.training.fast.update import FusedMove, fused_move
 from noisewise.training.step import Step, first_line
@@ -27,6 +29,7 @@ from noisewise.training.step import Step, first_line
 WARM_UP = 3  # steps before the capture: compilation, choice of kernels, state of the optimizer
 MODE = "thread_local"  # other threads may go on using the device, such as one that reads data ahead
 FIELDS = ("u", "time", "weight", "density")
+generators = 0  # how often torch's generator was given another state, which no graph recorded before reads
 
 
 class GraphedStep(Step):
@@ -36,8 +39,11 @@ class GraphedStep(Step):
     fused: FusedMove | None = None  # what moves the weights while it is recorded
     in_graph: FusedMove | None = None  # what the graph then holds
     unrepeatable: str | None = None  # what of the network adds in no fixed order, if anything does
+    pool: Any = None  # of memory, which all graphs share
+    stream: torch.cuda.Stream | None = None  # on which all are recorded
 
     def make_ready(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
         if not self.ready:
             self._record(tell)
         if not self.ready:
@@ -78,6 +84,10 @@ class GraphedStep(Step):
         with self._state_put_back():
             self.run_gradients, self.run_update = self._recorded() if record else (self._gradients, self._update)
         self.gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        from noisewise.training.fast.probes import Probes  # which needs what is defined below
+
+        self.prober = Probes(self, record)
+        self.generators = generators
         self.micro, self.ready = 0, True
 
     def _compiled(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
@@ -86,9 +96,10 @@ class GraphedStep(Step):
 
     def _recorded(self) -> tuple[Callable[[], None], Callable[[], None]]:
         # on a stream of its own from the first step on: autograd remembers the stream on which a parameter was first used
-        stream = torch.cuda.Stream(self.device)
+        self.stream = stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        gradients, update, pool = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        gradients, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self.pool = pool = torch.cuda.graph_pool_handle()
         with torch.cuda.stream(stream), repeatable_kernels():
             self._first_gradients()
             for _ in range(WARM_UP):
@@ -148,7 +159,18 @@ class GraphedStep(Step):
 
     # What the trainer calls -----------------------------------------------------------------------------------------
 
+    def draw(self, sampler: Sampler, x0: Tensor) -> Draw:
+        if not self.ready:
+            return super().draw(sampler, x0)
+        with replaying(self.prober.replay):
+            return sampler.sample(x0)
+
+    def probes(self, x0: Tensor, labels: Tensor | None) -> LossAt:
+        return self.prober.of(x0, labels) if self.ready else super().probes(x0, labels)
+
     def clear(self) -> None:
+        if self.ready and self.generators != generators:
+            self._record_anew()
         if not self.ready:
             super().clear()
             return
@@ -159,6 +181,15 @@ class GraphedStep(Step):
         if self.running_buffers:
             torch._foreach_copy_(self.buffers_before, self.running_buffers)
         self.micro = 0
+
+    def _record_anew(self) -> None:
+        """The step's graphs would go on with the generator's old state, and so with one noise for good."""
+        reasons, self.ready, self.gradients = self.prober.reasons, False, []
+        del self.prober, self.run_gradients, self.run_update  # their memory is needed again
+        self.drop_gradients()
+        self._record(self.tell)
+        if self.ready:
+            self.prober.reasons = reasons
 
     def _zero_gradients(self) -> None:
         """Also where the graph adds to them while the parameters do not show them (`set_aside_gradients`)."""
@@ -285,8 +316,10 @@ def recover_generator(device: torch.device) -> None:
     try:
         torch.rand((), device=device)
     except RuntimeError:
+        global generators
         generator = torch.cuda.default_generators[device.index or 0]
         generator.graphsafe_set_state(generator.clone_state())
+        generators += 1
 
 
 def recover_allocator(device: torch.device, pool: tuple[int, int]) -> None:
