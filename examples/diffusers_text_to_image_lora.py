@@ -30,7 +30,9 @@ def main(args: argparse.Namespace) -> None:
         8, block_out_channels=(16, 32), norm_num_groups=4, cross_attention_dim=16, attention_head_dim=4, **BLOCKS
     ).requires_grad_(False)
     unet.add_adapter(LoraConfig(r=4, lora_alpha=4, target_modules=["to_q", "to_k", "to_v", "to_out.0"]))
-    noise_scheduler = DDPMScheduler(1000, 0.00085, 0.012, "scaled_linear", prediction_type=args.prediction_type)
+    noise_scheduler = DDPMScheduler(1000, 0.00085, 0.012, "scaled_linear")
+    if args.prediction_type is not None:  # the script does so in its loop, too late for a recipe
+        noise_scheduler.register_to_config(prediction_type=args.prediction_type)
     recipe = noisewise.recipe(args.sampler, read_scheduler(noise_scheduler))  # adaptive: was snr = compute_snr(...), snr_gamma
     accelerator, monitor = Accelerator(cpu=True, gradient_accumulation_steps=2), Monitor(bins=5)  # yours without cpu=True
     lora = [parameter for parameter in unet.parameters() if parameter.requires_grad]
@@ -71,7 +73,7 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--max_train_steps", type=int, default=150)
-    parser.add_argument("--prediction_type", default="epsilon", choices=["epsilon", "v_prediction"])
+    parser.add_argument("--prediction_type", choices=["epsilon", "v_prediction"], help="that of the scheduler by default")
     parser.add_argument("--sampler", default="adaptive:warmup=20,every=10+minsnr:gamma=5", help="adaptive+minsnr for long runs")
     parser.add_argument("--output", default="out/lora.pt")
     parser.add_argument("--resume_from_checkpoint")

@@ -29,7 +29,7 @@ def data_of(batch: Any, where: Where = None) -> Tensor:
         )
     if not data.is_floating_point():
         raise TypeError(f"x0 must be floating-point, got {data.dtype}: scale images to [-1, 1] first")
-    if not data.ndim or not len(data):
+    if not data.ndim or not data.numel():
         raise ValueError(f"x0 must hold at least one sample, got shape {tuple(data.shape)}")
     return data
 
@@ -143,7 +143,7 @@ def _check_same_everywhere(data: Tensor | None) -> None:
     if data is not None:
         places = torch.arange(16) * (data.numel() - 1) // 15
         looked_at[0] = len(data)
-        looked_at[1:] = data.detach().flatten()[places.to(data.device)].double().cpu()
+        looked_at[1:] = data.detach().flatten()[places.to(data.device)].double().cpu().nan_to_num(0.0, 0.0, 0.0)
     seen = distributed.gather_rows(looked_at[None])
     if not bool((seen[:, 0] > 0).all()):
         raise ValueError("there are no batches: is the loader empty, or a generator that has been used up?")

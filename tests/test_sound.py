@@ -25,7 +25,7 @@ ALL_PROCESSES = [DDPM.linear(), DDPM.cosine(), DDPM.linear(10), Flow(), EDM(), V
         ("lognormal:std=10", r"the density of LogitNormal integrates to 0.889, not 1"),
         ("lognormal:std=1e-9", "the density of LogitNormal integrates to"),
         ("mix:of=(lognormal:mean=50)", "the density of Mix integrates to 0.1, not 1"),
-        ("shift:of=uniform,shift=1e8", "the density of Shift integrates to"),
+        ("shift:of=(shift:of=uniform,shift=1e4),shift=1e4", "the density of Shift integrates to"),
         ("p2:gamma=1e5", "the loss weights are 0 for"),
         ("minsnr:gamma=1e-320", "the loss weights are 0 for 100.0% of the draws"),
         ("minsnr:gamma=1e-30", "the loss weights have a mean of"),

@@ -131,14 +131,19 @@ def variance() -> str:
 
 
 def finetune() -> str:
-    """Distance of a short fine-tune at each mark, mean of the seeds, its ratios to uniform's at the last, and the losses."""
+    """Distance of a short fine-tune at each mark, mean of the seeds, and how many of them are below uniform's; the ratios to
+    uniform's at the last mark, and the losses."""
     found: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
     for row in rows("finetune_digits.jsonl"):
         found.setdefault((row["step"], row["method"]), {})[row["seed"]] = row
     marks = sorted({step for step, _ in found if step})
     lines = []
     for method in ("uniform", "logit_normal", "minsnr", "adaptive"):
-        means = [f"{statistics.fmean(row['distance'] for row in found[mark, method].values()):.2f}" for mark in marks]
+        means = []
+        for mark in marks:
+            here, plain = ({seed: row["distance"] for seed, row in found[mark, one].items()} for one in (method, "uniform"))
+            ahead = "" if method == "uniform" else f" ({sum(here[seed] < plain[seed] for seed in here)})"
+            means.append(f"{statistics.fmean(here.values()):.2f}{ahead}")
         ends, uniform = found[marks[-1], method], found[marks[-1], "uniform"]
         ratios = joined(f"{ends[seed]['distance'] / uniform[seed]['distance']:.2f}" for seed in sorted(ends))
         losses = [

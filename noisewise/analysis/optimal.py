@@ -89,12 +89,17 @@ def last_held_out(folder: Path, found: OptimalLoss) -> tuple[int, Tensor] | None
     """The step and the held-out losses of a run's last evaluation that has them at the same levels."""
     known = [(one.step, one.held_out) for one in read_outcome(folder).evaluations]
     measured = [row for row in RunFolder(folder).metrics() if row.get("kind") == "evaluation" and "heldout" in row]
-    known += [(row.get("step", 0), row["heldout"]["loss_by_level"]) for row in measured]
+    known += [(row.get("step", 0), row["heldout"]["loss_by_level"]) for row in measured if at_levels(row["heldout"], found)]
     known = [(step, losses) for step, losses in known if losses and len(losses) == len(found.u)]
     if not known:
         return None
     step, losses = max(known, key=lambda one: one[0])
     return step, torch.tensor(losses, dtype=torch.float64)
+
+
+def at_levels(heldout: dict[str, Any], found: OptimalLoss) -> bool:
+    """Whether losses were measured at these levels; of older rows only their number is known."""
+    return "u_by_level" not in heldout or heldout["u_by_level"] == found.u.tolist()
 
 
 def rows_of(found: OptimalLoss, held_out: tuple[int, Tensor] | None) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from noisewise import __version__
 from noisewise.commands.parser import Parser
 from noisewise.training.signals import Acknowledged
 from noisewise.words import printable
@@ -42,8 +43,6 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     if words == ["--version"]:
-        from noisewise import __version__
-
         print(__version__)
         return 0
     warnings.showwarning = _show_warning
@@ -62,6 +61,7 @@ noisewise preview --scheduler linear --sampler logit_normal+minsnr
 def whole_parser() -> Parser:
     """Of all commands."""
     parser = Parser(prog="noisewise", description=EXAMPLES, epilog="The options of a command: noisewise COMMAND --help")
+    parser.add_argument("--version", action="version", version=__version__, help="print the version and exit")
     parser.add_subcommands("commands", "command", COMMANDS, __package__)
     return parser
 

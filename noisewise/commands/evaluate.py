@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from noisewise.commands.parser import Parser
 from noisewise.data import Source, leaving_out_corrupt, open_data, open_named
 from noisewise.generation.sets import ImageSet
 from noisewise.generation.trained import Trained
+from noisewise.looking.validation import Levels, is_even, level_grid
 from noisewise.metrics import distances
 from noisewise.metrics.features import OF_INCEPTION
 from noisewise.metrics.heldout import check_classes, held_out_losses
@@ -45,6 +47,7 @@ from noisewise.metrics.optimal_loss import (
     save_optimal_loss,
 )
 from noisewise.precision import full_float32
+from noisewise.processes import Process
 from noisewise.study.measure import (
     CPU_IMAGES,
     CPU_REAL_IMAGES,
@@ -89,7 +92,11 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--weights", type=Path, help="of the feature network; of Inception if not those of the extra [fid]")
     parser.add_argument("--heldout", type=int, default=1000, help="held-out images for the loss by noise level; 0 for none")
-    parser.add_argument("--levels", type=int, default=50, help="noise levels of the held-out loss")
+    parser.add_argument(
+        "--levels",
+        default="50",
+        help="noise levels of the held-out loss: a number, mlperf, log_snr(20), quantiles(50), or values of u as 0.1,0.5,0.9",
+    )
     parser.add_argument(
         "--optimal",
         action="store_true",
@@ -122,6 +129,7 @@ def run(args: argparse.Namespace) -> int:
     trained, asked = None, args.count is not None
     if is_run:
         trained = loaded(args, args.target, device)
+        args.grid = read_levels(args.levels, trained.objective.process)
         planned = trained.config.evaluation
         args.count = args.count if asked else planned.images
         if not args.data:
@@ -162,7 +170,7 @@ def foretell(args: argparse.Namespace, trained: Trained, real: Source, network: 
     forward = forward_seconds(trained.call, trained.shape, trained.classes)
     generating = args.count * choose_solver(args, trained).steps * forward
     measuring = (args.count + min(args.real_count or len(real), len(real))) * feature_seconds(network, real.shape)
-    held_out = args.heldout * args.levels * forward
+    held_out = args.heldout * len(args.grid) * forward
     print(
         f"on this CPU {about(generating + measuring + held_out)} at most: {args.count:,} images {about(generating)}, their "
         f"features and those of real ones {about(measuring)}"
@@ -171,7 +179,7 @@ def foretell(args: argparse.Namespace, trained: Trained, real: Source, network: 
 
 def check_options(args: argparse.Namespace, is_run: bool) -> None:
     """What would be ignored, or found wrong when all the work is done."""
-    for name in ("feature_batch", "batch", "levels"):
+    for name in ("feature_batch", "batch"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(args, name)}")
     if args.json and not args.json.absolute().parent.is_dir():
@@ -183,6 +191,19 @@ def check_options(args: argparse.Namespace, is_run: bool) -> None:
     given = [f"--{name}" for name in ("count", "step", "solver", "steps", "label") if getattr(args, name) is not None]
     if given and not is_run:
         raise ValueError(f"{given[0]} is for images that a run generates: of {args.target.name} all are measured, as they are")
+
+
+def read_levels(words: str, process: Process) -> Tensor:
+    """The levels that --levels asks for: a number, values of u, or a name."""
+    levels: Levels = words
+    with suppress(ValueError):
+        levels = [float(word) for word in words.split(",")]
+    with suppress(ValueError):
+        levels = int(words)
+    try:
+        return level_grid(levels, process)
+    except ValueError as error:
+        raise ValueError(f"--levels {words}: {error}") from None
 
 
 def real_source(args: argparse.Namespace, trained: Trained | None, split: str) -> Source:
@@ -303,12 +324,12 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
     result: dict[str, Any] = {"heldout_data": {"name": source.name, "split": "test", "fingerprint": source.fingerprint()}}
     if args.heldout:
         optimal = best_possible(args, trained, device) if args.optimal else None
-        with Count("held-out loss", min(args.heldout, len(source)) * args.levels).shown() as done:
+        with Count("held-out loss", min(args.heldout, len(source)) * len(args.grid)).shown() as done:
             losses = held_out_losses(
                 trained.call,
                 trained.objective,
                 source,
-                levels=args.levels,
+                levels=args.grid,
                 images=args.heldout,
                 classes=trained.classes,
                 device=device,
@@ -320,10 +341,12 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
             "images": losses.samples,
             "noise_seed": 0,
             "loss": losses.mean,
+            "levels": len(losses.u) if losses.even else args.levels,
+            "u_by_level": losses.u.tolist(),
             "loss_by_level": losses.loss.tolist(),
             "error_by_level": losses.error.tolist(),
         }
-        if trained.objective.process.steps:
+        if trained.objective.process.steps and losses.even:
             result["heldout"]["vlb_weighted"] = losses.weighted(VLB(), trained.objective)
         if optimal is not None:
             result["heldout"] |= {
@@ -331,7 +354,8 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
                 "optimal_by_level": optimal.loss.tolist(),
                 "memorised_by_level": optimal.memorised.tolist(),
             }
-            print("\n".join([*losses.lines(), *remembered(optimal)]))
+        if optimal is not None or not losses.even:
+            print("\n".join([*losses.lines(), *([] if optimal is None else remembered(optimal))]))
     if args.vlb:
         evaluations = min(args.vlb, len(source)) * (trained.objective.process.steps or 1000)
         with Count("bits per dimension", evaluations).shown() as done:
@@ -358,13 +382,13 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
 
 
 def best_possible(args: argparse.Namespace, trained: Trained, device: torch.device) -> OptimalLoss:
-    """The optimal loss of the run's training data, kept in its folder for reports too."""
+    """The optimal loss of the run's training data; at levels even in u it is kept in its folder for reports too."""
     source, data = open_own(args, trained.config, "train"), trained.config.data
-    with Count("optimal loss", DRAWS * args.levels).shown() as done:
+    with Count("optimal loss", DRAWS * len(args.grid)).shown() as done:
         found = kept_optimal_loss(
             trained.objective,
             source,
-            args.levels,
+            args.grid,
             classes=bool(trained.classes),
             flip=data.flip,
             references=REFERENCES,
@@ -373,7 +397,8 @@ def best_possible(args: argparse.Namespace, trained: Trained, device: torch.devi
             folder=args.cache,
             progress=done.add,
         )
-    save_optimal_loss(found, trained.folder / FILE)
+    if is_even(args.grid):
+        save_optimal_loss(found, trained.folder / FILE)
     return found
 
 

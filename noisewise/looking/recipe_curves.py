@@ -14,7 +14,7 @@ from noisewise.looking.monitor import mean_density
 from noisewise.looking.palette import COLOURS
 from noisewise.objective import Objective
 from noisewise.processes import Process, check_same
-from noisewise.samplers import Sampler
+from noisewise.samplers import Sampler, Shift
 from noisewise.samplers.learning import Learner
 from noisewise.weighting import NoWeight, Weighting
 
@@ -120,6 +120,8 @@ def preview(
     if weight_of not in WEIGHT_OF:
         raise ValueError(f"unknown weight_of {weight_of!r}: choose one of {', '.join(WEIGHT_OF)}")
     check_same(process, sampler.process, "the sampler")
+    if any(isinstance(part, Shift) and callable(part.shift) for part in sampler.modules()):
+        raise ValueError("this shift depends on the shape of the data, which a preview does not have: give it as a number")
     bins = bins or min(process.steps or 500, 1000)
     u = middles(bins)
     density = mean_density(sampler, bins)

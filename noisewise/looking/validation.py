@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 from typing import Any, Protocol
 
 import torch
@@ -58,11 +59,14 @@ def level_grid(levels: Levels, process: Process) -> Tensor:
     """
     if isinstance(levels, str):
         return _named_grid(levels, process)
-    if isinstance(levels, int):
+    if isinstance(levels, Integral):
         if levels < 1:
             raise ValueError(f"levels must be >= 1, got {levels}")
-        return middles(levels)
-    u = torch.as_tensor(levels, dtype=torch.float64).cpu()
+        return middles(int(levels))
+    try:
+        u = torch.as_tensor(levels, dtype=torch.float64).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        u = torch.empty(0)
     if u.ndim != 1 or not len(u) or not bool(((u >= 0) & (u <= 1)).all()) or not bool((u.diff() > 0).all()):
         raise ValueError("levels must be rising numbers u in [0, 1], least noise first; process.u_of_time(time) makes them")
     return u
@@ -120,7 +124,7 @@ class Validation:
     @property
     def even(self) -> bool:
         """Whether the levels are the middles of equal intervals of u."""
-        return torch.equal(self.u, middles(len(self.u)))
+        return is_even(self.u)
 
     @property
     def mean(self) -> float:
@@ -231,6 +235,8 @@ def validate(
         optimal: the loss of a perfect model, from `noisewise.metrics.optimal_loss`: the result then knows what is `reducible`.
     """
     _check_arguments(model_or_losses, batches, objective)
+    if optimal is not None and not hasattr(optimal, "at"):
+        raise TypeError(f"optimal must be what optimal_loss(objective, data) returns, got {type(optimal).__name__}")
     grid = level_grid(levels, objective.process)
     if per_sample is not None and not 1 <= per_sample <= len(grid):
         raise ValueError(f"per_sample must lie between 1 and levels={len(grid)}, got {per_sample}")
@@ -253,6 +259,11 @@ def validate(
 def middles(levels: int) -> Tensor:
     """The middle of equal intervals of u, in double precision."""
     return (torch.arange(levels, dtype=torch.float64) + 0.5) / levels
+
+
+def is_even(u: Tensor) -> bool:
+    """Whether levels are the middles of equal intervals of u."""
+    return torch.equal(u, middles(len(u)))
 
 
 def batch_sums(

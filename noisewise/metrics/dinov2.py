@@ -132,7 +132,7 @@ def read_dinov2(path: Path) -> dict[str, Tensor]:
 
 
 TRANSFORMERS = {
-    r"embeddings\.cls_token": "cls_token",
+    r"embeddings\.(cls_token|mask_token)": r"\1",
     r"embeddings\.position_embeddings": "pos_embed",
     r"embeddings\.patch_embeddings\.projection\.(weight|bias)": r"patch_embed.proj.\1",
     r"layernorm\.(weight|bias)": r"norm.\1",
@@ -144,12 +144,14 @@ TRANSFORMERS = {
 
 
 def _from_transformers(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Meta's names; the three parts of an attention become one."""
+    """Meta's names; the three parts of an attention become one. What has no such name stays, to be refused."""
     found: dict[str, Tensor] = {}
-    for name, value in theirs.items():
-        for pattern, ours in TRANSFORMERS.items():
-            if match := re.fullmatch(rf"(?:dinov2\.)?{pattern}", name):
-                found[match.expand(ours)] = value
+    for full, value in theirs.items():
+        name = full.removeprefix("dinov2.")
+        matches = ((re.fullmatch(pattern, name), ours) for pattern, ours in TRANSFORMERS.items())
+        renamed = next((match.expand(ours) for match, ours in matches if match), name)
+        if not renamed.startswith("classifier."):
+            found[renamed] = value
     for name in [name for name in found if ".attn.query." in name]:
         parts = [found.pop(name.replace("query", part), None) for part in ("query", "key", "value")]
         if all(part is not None for part in parts):
@@ -175,4 +177,6 @@ def _network(state: Mapping[str, Tensor], path: Path) -> DINOv2:
             f"{path} does not hold DINOv2 of size S, B or L without registers: {wrong[0] if wrong else 'its width'} is "
             f"missing, of another shape or unknown; {FILES}"
         )
+    if not all(bool(value.isfinite().all()) for value in state.values()):
+        raise ValueError(f"{path} holds numbers that are not finite, so it is damaged: {FILES}")
     return network

@@ -13,7 +13,7 @@ from torch import Tensor
 from noisewise.data import Source
 from noisewise.feedback import preserved_random_state
 from noisewise.generation.replay import replayed
-from noisewise.looking.validation import NOISE_SEED, Optimum, Validation, batch_sums, from_sums
+from noisewise.looking.validation import NOISE_SEED, Levels, Optimum, Validation, batch_sums, from_sums, level_grid
 from noisewise.objective import Objective
 from noisewise.streams import stream_key
 
@@ -24,7 +24,7 @@ def held_out_losses(
     objective: Objective,
     source: Source,
     *,
-    levels: int = 50,
+    levels: Levels = 50,
     images: int | None = None,
     classes: int = 0,
     batch: int = 500,
@@ -40,7 +40,7 @@ def held_out_losses(
             recorded and replayed, see `noisewise.generation.replay`.
         objective: what it was trained to predict.
         source: held-out data.
-        levels: how many noise levels, in the middle of equal intervals of u.
+        levels: how many noise levels, in the middle of equal intervals of u; or others, as for `validate`.
         images: how many images at each level; all of them by default.
         classes: how many classes the model knows; 0 for none.
         batch: how many at a time.
@@ -49,9 +49,10 @@ def held_out_losses(
         progress: told how many losses were computed.
         optimal: the loss of a perfect model: the result then knows what is `reducible`.
     """
-    for name, value in (("levels", levels), ("batch", batch), ("images", 1 if images is None else images)):
+    for name, value in (("batch", batch), ("images", 1 if images is None else images)):
         if value < 1:
             raise ValueError(f"{name} must be >= 1, got {value}")
+    grid = level_grid(levels, objective.process)
     check_classes(source, classes)
     count = len(source) if images is None else min(images, len(source))
     call, table = replayed(model), []
@@ -64,8 +65,8 @@ def held_out_losses(
         def losses_at(told: tuple[Tensor, ...], u: Tensor, noise: Tensor, x0: Tensor = x0) -> Tensor:
             return objective.losses(call, x0, u, noise, *told)
 
-        table.append(batch_sums(losses_at, told, x0, first, levels, seed, progress=progress))
-    return from_sums(torch.stack(table).cpu(), objective, optimal=optimal)
+        table.append(batch_sums(losses_at, told, x0, first, grid, seed, progress=progress))
+    return from_sums(torch.stack(table).cpu(), objective, optimal=optimal, u=grid)
 
 
 def check_classes(source: Source, classes: int) -> None:

@@ -366,7 +366,7 @@ def _check_loss(objective: Objective) -> None:
 def kept_optimal_loss(
     objective: Objective,
     source: Source,
-    levels: int = 50,
+    levels: int | Tensor = 50,
     *,
     classes: bool = False,
     flip: bool = False,
@@ -383,7 +383,7 @@ def kept_optimal_loss(
     settings: dict[str, Any] = {
         "format": FORMAT,
         "data": source.fingerprint(),
-        "log_snr": _log_snr(objective.process, middles(levels)).tolist(),
+        "log_snr": _log_snr(objective.process, middles(levels) if isinstance(levels, int) else levels).tolist(),
         "classes": classes,
         "flip": flip,
         "references": min(references or count, count),

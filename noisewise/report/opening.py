@@ -266,7 +266,8 @@ def measures(row: dict[str, Any]) -> dict[str, float]:
     for key, inner, name in (("heldout", "loss", "held-out loss"), ("vlb", "bits_per_dimension", "bits per dimension")):
         part = row.get(key)
         if isinstance(part, dict) and isinstance(part.get(inner), float):
-            found[name] = part[inner]
+            chosen = part.get("levels")  # in words, if they are not even in u: their mean is another number
+            found[f"{name} at {chosen}" if isinstance(chosen, str) else name] = part[inner]
     for key in ("kid", "precision_recall", "density_coverage"):
         part = row.get(key)
         if isinstance(part, dict):

@@ -28,6 +28,8 @@ class Combined(Sampler):
         draws: str | None = None,
         **common: Any,
     ) -> None:
+        for part in parts:
+            check_part(part, type(self).__name__)
         if correction is None:
             wanted = {part.correction for part in parts if not isinstance(part, Uniform)}
             if len(wanted) > 1:
@@ -67,6 +69,16 @@ class Combined(Sampler):
         return self.active()._kept(x0)
 
 
+def check_part(part: Any, whole: str) -> None:
+    """An error if this cannot be a part of another sampler."""
+    if not isinstance(part, Sampler):
+        raise TypeError(f"{whole} is made of samplers, such as Uniform(process), got {type(part).__name__}")
+    if type(part)._second is not Sampler._second:
+        raise ValueError(
+            f"{whole} would hand on t of the pairs and lose r: put pairs outermost, as in pairs:of=({whole.lower()}:...)"
+        )
+
+
 class Mix(Combined):
     """A floor: with probability `floor` uniform, else `of`. 1 / q, the weight of `unbiased`, is at most 1 / floor."""
 
@@ -101,6 +113,7 @@ class Product(Sampler):
     def __init__(
         self, process: Process, of: Sampler, weight: Weighting, objective: Objective | None = None, **common: Any
     ) -> None:
+        check_part(of, type(self).__name__)
         if not of.constant:
             raise ValueError(f"product takes a fixed density, but {type(of).__name__} changes during training")
         check_same(process, of.process, "what product is made of")

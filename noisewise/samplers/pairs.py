@@ -7,10 +7,10 @@ from torch import Tensor
 
 from noisewise import distributed
 from noisewise.levels import middles
-from noisewise.processes import Process
+from noisewise.processes import Process, check_same
 from noisewise.running import wide
 from noisewise.samplers.base import Sampler
-from noisewise.samplers.combine import Combined
+from noisewise.samplers.combine import Combined, check_part
 from noisewise.samplers.histogram import Histogram
 from noisewise.samplers.static import bins_of
 from noisewise.streams import bits, uniform_of
@@ -24,6 +24,7 @@ class Pairs(Combined):
         equal: the share of samples with r = t, which train the plain velocity; which samples is drawn.
         how: "sorted": t is the larger of two draws and r the smaller, as MeanFlow has it. "below": t is drawn from `of` itself
             and r uniformly between 0 and t.
+        r: a fixed density of r's own, instead of `how`: t is drawn from `of`, and where r would be above t it is t.
     """
 
     table: Histogram
@@ -34,16 +35,23 @@ class Pairs(Combined):
         of: Sampler,
         equal: float = 0.75,
         how: Literal["sorted", "below"] = "sorted",
+        r: Sampler | None = None,
         **common: Any,
     ) -> None:
-        if of.conditional:
-            raise ValueError(f"pairs takes one density for all data, but that of {type(of).__name__} depends on the data")
+        for part in (of, *([] if r is None else [r])):
+            check_part(part, "Pairs")
+            if part.conditional:
+                raise ValueError(f"pairs takes one density for all data, but that of {type(part).__name__} depends on the data")
         if not 0 <= equal <= 1:
             raise ValueError(f"equal must lie in [0, 1], got {equal}")
         if how not in ("sorted", "below"):
             raise ValueError(f'how must be "sorted" or "below", got {how!r}')
+        if r is not None and (how != "sorted" or not r.constant):
+            raise ValueError("r is a fixed density of its own: it takes neither how= nor a sampler that learns")
         super().__init__(process, [of], **common)
-        self.of, self.equal, self.how = of, equal, how
+        if r is not None:
+            check_same(process, r.process, "r of pairs")
+        self.of, self.equal, self.how, self.r = of, equal, how if r is None else "own", r
         self.register_buffer("_levels", middles(bins_of(process)), persistent=False)
         self._levels: Tensor
         with torch.no_grad():
@@ -61,9 +69,12 @@ class Pairs(Combined):
         return self.table.draw(v)[0]
 
     def joint(self, r: Tensor, t: Tensor) -> Tensor:
-        """p(r, t) of the pairs with r < t, with respect to area; a share `equal` of all lies on r = t besides."""
+        """p(r, t) of the pairs with r < t, with respect to area; a share of all, `equal` or more, lies on r = t besides."""
         self._refresh()
-        below = self.single.density(r) / self._below(t) if self.how == "sorted" else 1 / t
+        if self.r is not None:
+            below = self.r.density(r)
+        else:
+            below = self.single.density(r) / self._below(t) if self.how == "sorted" else 1 / t
         return torch.where(r < t, (1 - self.equal) * self.table.density(t) * below, 0.0)
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,7 +83,10 @@ class Pairs(Combined):
 
     def _second(self, u: Tensor, generator: torch.Generator | None) -> Tensor:
         v, order = (self._numbers(stream, len(u), u.device, generator) for stream in (2, 3))
-        r = self.single.draw(v * self._below(u))[0] if self.how == "sorted" else v * u
+        if self.r is not None:
+            r = self.r.quantile(v)
+        else:
+            r = self.single.draw(v * self._below(u))[0] if self.how == "sorted" else v * u
         turn = order.argsort().argsort() + self._numbers(4, 1, u.device, generator)  # as many as `equal` says, up to one
         return torch.where(turn < self.equal * len(u), u, torch.minimum(r, u))
 

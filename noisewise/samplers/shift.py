@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,6 +16,7 @@ from noisewise.samplers.combine import Combined
 
 ShiftOf = Callable[..., float | Tensor]
 """From the shape of a batch to its shift, or to one for each sample."""
+LEAST, MOST = 1e-4, 1e4
 Model = Literal["sd3", "flux", "qwen_image", "rae", "wan_480p", "wan_720p"]
 
 
@@ -24,21 +27,21 @@ def tokens(shape: torch.Size) -> int:
     return shape[1] if len(shape) == 3 else math.prod(shape[2:]) // 4
 
 
-def by_tokens(low: float, high: float, most: int) -> ShiftOf:
+def by_tokens(shape: torch.Size, low: float, high: float, most: int) -> float:
     """exp(mu), mu linear in the number of tokens: `low` at 256 of them, `high` at `most`."""
-    return lambda shape: math.exp(low + (high - low) * (tokens(shape) - 256) / (most - 256))
+    return math.exp(min(low + (high - low) * (tokens(shape) - 256) / (most - 256), 99.0))  # refused if so large
 
 
-def by_dimension(base: int) -> ShiftOf:
+def by_dimension(shape: torch.Size, base: int) -> float:
     """sqrt(numbers of a sample / base)."""
-    return lambda shape: math.sqrt(math.prod(shape[1:]) / base)
+    return math.sqrt(math.prod(shape[1:]) / base)
 
 
 MODELS: dict[str, float | ShiftOf] = {
     "sd3": 3.0,
-    "flux": by_tokens(0.5, 1.15, 4096),
-    "qwen_image": by_tokens(0.5, 0.9, 8192),
-    "rae": by_dimension(4096),
+    "flux": partial(by_tokens, low=0.5, high=1.15, most=4096),
+    "qwen_image": partial(by_tokens, low=0.5, high=0.9, most=8192),
+    "rae": partial(by_dimension, base=4096),
     "wan_480p": 3.0,
     "wan_720p": 5.0,
 }
@@ -79,6 +82,7 @@ class Shift(Combined):
         if not callable(found):
             _check(found)
         self._shift = found
+        self._seen: float | Tensor | None = None if callable(found) else found  # of the last batch, for plots
         self.conditional = callable(found) or isinstance(found, Tensor) or self.of.conditional
         self._mean_weight = None
         self._check_mean_is_known()
@@ -91,22 +95,22 @@ class Shift(Combined):
                     f"shift has {len(self._shift)} entries for a batch of {shape[0]}: set sampler.shift to one each"
                 )
             return self._shift
-        return _check(self._shift(shape)) if callable(self._shift) else self._shift
+        return _found(self._shift(shape), shape) if callable(self._shift) else self._shift
 
     def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
         if x0 is None and callable(self._shift):
             raise ValueError("this shift depends on the shape of the data: call sample(x0) with the batch, not with its size")
-        s = _like(self.shift_of(v.shape if x0 is None else x0.shape), v)
+        self._seen = s = _like(self.shift_of(v.shape if x0 is None else x0.shape), v)
         u = self.of.quantile(v, x0)
         return (s * u / (1 + (s - 1) * u)).clamp(2.0**-24, 1 - 2.0**-24)
 
     def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        """Without data: the mean over the shifts of a tensor, and not shifted where s depends on the shape."""
+        """Without data: the mean over the shifts of a tensor; where s depends on the shape that of the last batch, if any."""
         if x0 is not None:
             return self._density(u, _like(self.shift_of(x0.shape), u), x0)
-        if isinstance(self._shift, Tensor):
-            return torch.stack([self._density(u, one) for one in self._shift.to(u)]).mean(0)
-        return self.of.density(u) if callable(self._shift) else self._density(u, self._shift)
+        if isinstance(self._seen, Tensor):
+            return torch.stack([self._density(u, one) for one in self._seen.to(u).flatten()]).mean(0)
+        return self.of.density(u) if self._seen is None else self._density(u, self._seen)
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         known = x0 is not None or not isinstance(self._shift, Tensor)
@@ -124,11 +128,32 @@ def _like(s: float | Tensor, u: Tensor) -> float | Tensor:
     return s.to(u) if isinstance(s, Tensor) else s
 
 
+def _found(s: Any, shape: torch.Size) -> Any:
+    """What a function of the shape returned, if it is a shift for this batch."""
+    if isinstance(s, Tensor) and s.shape not in (torch.Size(), shape[:1]):
+        raise ValueError(f"the function of shift must return a number, or ({shape[0]},) numbers, got shape {tuple(s.shape)}")
+    try:
+        return _check(s)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{error}, for data of shape {tuple(shape)}") from None
+
+
 def _check(s: Any) -> Any:
-    """s itself, if it is positive and finite; one of a device is not waited for."""
+    """s itself, if levels can be drawn with it; one of a device is not waited for."""
     if isinstance(s, Tensor):
-        if visible(s) and not bool(((s > 0) & torch.isfinite(s)).all()):
-            raise ValueError(f"shift must be positive and finite, got {float(s.min()):g} to {float(s.max()):g}")
-    elif not 0 < s < math.inf:
-        raise ValueError(f"shift must be positive and finite, got {s}")
+        if not visible(s) or not s.numel():
+            return s
+        least, most = (float(end) for end in s.detach().aminmax())
+        got = f"{least:g} to {most:g}"
+    elif isinstance(s, Real):
+        least = most = float(s)
+        got = f"{most:g}"
+    else:
+        raise TypeError(
+            f"shift must be a number, a tensor with one a sample, or a function of the shape, got {type(s).__name__}"
+        )
+    if not (least > 0 and most < math.inf):  # also of what is not a number
+        raise ValueError(f"shift must be positive and finite, got {got}")
+    if least < LEAST or most > MOST:
+        raise ValueError(f"shift must lie between {LEAST:g} and {MOST:g}, where float32 tells noise levels apart, got {got}")
     return s

@@ -75,7 +75,11 @@ class Piecewise(Combined):
     """
 
     def __init__(self, process: Process, stages: dict[int, Sampler], **common: Any) -> None:
-        starts = list(stages)
+        starts = list(stages or [])
+        if not isinstance(stages, dict) or not all(isinstance(start, int) for start in starts):
+            raise TypeError(
+                f"stages must be a dict, as in {{0: first, 5000: second}}, whose keys are whole steps, got {stages!r}"
+            )
         if not starts or starts[0] != 0 or starts != sorted(set(starts)):
             raise ValueError(f"stages must begin at step 0 and rise from there, got {', '.join(map(str, starts)) or 'none'}")
         super().__init__(process, list(stages.values()), **common)

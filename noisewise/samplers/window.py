@@ -1,6 +1,7 @@
 """Any density, cut to a window of noise levels. Card: docs/methods/window.md."""
 
 import math
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -102,6 +103,10 @@ class Window(Combined):
 
 def window_of_u(process: Process, low: float | None, high: float | None, over: str) -> tuple[float, float]:
     """A window as two quantiles u; of a discrete process the timesteps whose level is `low` or above, and below `high`."""
+    given_bounds: tuple[Any, ...] = (low, high)
+    for bound in given_bounds:
+        if not (bound is None or isinstance(bound, Real | Tensor)):
+            raise TypeError(f"the bounds of a window must be numbers or None, got {bound!r}")
     bounds = (-math.inf if low is None else low, math.inf if high is None else high)
     if not bounds[0] < bounds[1]:  # also of what is not a number
         raise ValueError(f"the window is empty: low must be below high, got {low} and {high}")

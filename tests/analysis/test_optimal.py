@@ -76,6 +76,17 @@ def test_a_run_keeps_it_and_its_last_held_out_loss_stands_beside(tmp_path, capsy
     assert "Step 200" in capsys.readouterr().out
 
 
+def test_losses_at_as_many_other_levels_are_not_taken_for_these(tmp_path):
+    found = optimal_loss(Objective(DDPM.linear()), torch.zeros(1, 4), 8, draws=2)
+    folder = run_folder(tmp_path)
+    chosen = {"levels": "mlperf", "u_by_level": [k / 8 for k in range(8)], "loss_by_level": [0.5] * 8}
+    even = {"levels": 8, "u_by_level": found.u.tolist(), "loss_by_level": [0.25] * 8}
+    rows = [{"kind": "evaluation", "step": step, "heldout": row} for step, row in ((1, even), (2, chosen))]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    step, losses = last_held_out(folder, found)
+    assert (step, losses.tolist()) == (1, [0.25] * 8)
+
+
 def test_what_is_left_is_told_of_levels_that_mean_something():
     found = optimal_loss(Objective(DDPM.linear()), open_data("digits"), 10, draws=60)
     held_out = found.loss + 0.01

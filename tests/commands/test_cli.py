@@ -55,6 +55,8 @@ def test_every_command_explains_itself(command, capsys):
 def test_the_version_is_the_package_s(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == __version__
+    assert main(["--help"]) == 0
+    assert "--version" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

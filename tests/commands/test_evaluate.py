@@ -15,8 +15,10 @@ from noisewise.generation.trained import load_trained
 from noisewise.metrics.digits_features import digits_features
 from noisewise.metrics.dinov2 import DINOv2
 from noisewise.metrics.frechet import features_distance
+from noisewise.metrics.heldout import held_out_losses
 from noisewise.metrics.likelihood import variational_bound
 from noisewise.metrics.optimal_loss import FILE, load_optimal_loss, optimal_loss
+from noisewise.report.opening import measures
 from noisewise.training.config import EvaluationConfig
 from noisewise.training.options import as_yaml, load_config
 from noisewise.training.run_folder import read_rows
@@ -368,6 +370,57 @@ def test_held_out_data_that_are_not_there_are_told_and_only_a_wish_for_nothing_e
     for wish in (["--data", "digits", "--vlb", 2], ["--metrics", "none", "--heldout", 4]):
         assert evaluate(tmp_path / "other", *wish) is None
         assert "no split 'test'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "levels", "kept"),
+    [
+        ("mlperf", "mlperf", "mlperf"),
+        ("log_snr(4)", "log_snr(4)", "log_snr(4)"),
+        ("quantiles(4)", 4, 4),
+        ("4", 4, 4),
+        ("0.1,0.5", [0.1, 0.5], "0.1,0.5"),
+    ],
+)
+def test_levels_are_those_of_the_library(run, evaluate, words, levels, kept, capsys):
+    result = evaluate(run, "--metrics", "none", "--levels", words)["heldout"]
+    trained, source = load_trained(run), open_data("digits", split="test")
+    expected = held_out_losses(trained.call, trained.objective, source, levels=levels, images=20)
+    assert (result["levels"], result["u_by_level"]) == (kept, expected.u.tolist())
+    assert result["loss_by_level"] == pytest.approx(expected.loss.tolist(), rel=1e-5)
+    assert ("vlb_weighted" in result) == expected.even
+    assert (expected.lines()[-1] in capsys.readouterr().out) == (not expected.even)
+
+
+def test_uneven_levels_leave_the_kept_optimal_loss_alone_and_have_a_name_of_their_own(run, evaluate):
+    even = evaluate(run, "--metrics", "none", "--optimal")
+    kept = (run / FILE).read_text()
+    result = evaluate(run, "--metrics", "none", "--optimal", "--levels", "mlperf")
+    assert (run / FILE).read_text() == kept
+    u = torch.tensor(result["heldout"]["u_by_level"], dtype=torch.float64)
+    expected = optimal_loss(load_trained(run).objective, open_data("digits"), u)
+    assert result["heldout"]["optimal_by_level"] == pytest.approx(expected.loss.tolist(), rel=1e-9)
+    assert measures(even)["held-out loss"] == even["heldout"]["loss"]
+    assert measures(result)["held-out loss at mlperf"] == result["heldout"]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("0", "levels must be >= 1, got 0"),
+        ("mlperv", "unknown levels 'mlperv': use mlperf"),
+        ("log_snr(0)", "levels must be >= 1, got 0"),
+        ("0.5,0.1", "levels must be rising numbers u in [0, 1]"),
+        ("0.5,nan", "levels must be rising numbers u in [0, 1]"),
+        ("2.5", "levels must be rising numbers u in [0, 1]"),
+        ("0.1,,0.5", "unknown levels '0.1,,0.5'"),
+    ],
+)
+def test_unknown_levels_are_told_before_any_work(run, evaluate, words, message, capsys):
+    assert evaluate(run, "--levels", words) is None
+    said = capsys.readouterr()
+    assert f"--levels {words}: {message}" in " ".join(said.err.split())
+    assert not (run / "generated").exists()
 
 
 def test_the_optimal_loss_stands_beside_the_held_out_loss(run, evaluate, capsys):

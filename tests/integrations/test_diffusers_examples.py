@@ -17,7 +17,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("diffusers_*.py"))
 DIFFS = re.findall(r"^```diff\n(.*?)^```", (ROOT / "docs" / "trainers" / "diffusers.md").read_text(), re.DOTALL | re.MULTILINE)
 SHORT = {
     "diffusers_unconditional": ["--num_epochs", "1", "--prediction_type", "v_prediction"],
-    "diffusers_text_to_image_lora": ["--max_train_steps", "22"],
+    "diffusers_text_to_image_lora": ["--max_train_steps", "22", "--prediction_type", "v_prediction"],
     "diffusers_sd3": ["--max_train_steps", "22"],
 }
 REPORT = re.compile(r"^(?:timesteps from \d+|around sigma [\d.]+): loss (\d+\.\d+), drawn (\d+\.\d+) times", re.MULTILINE)

@@ -67,6 +67,12 @@ def test_the_lines_of_the_page_are_those_of_the_stand_in(page):
     assert [line for line in here if line not in lines] == []
 
 
+def test_a_policy_inside_peft_takes_its_times_from_the_recipe():
+    peft = pytest.importorskip("peft")
+    run = LeRobot(wrap=lambda policy: peft.get_peft_model(policy, peft.LoraConfig(r=2, target_modules=["network"])))
+    assert run.steps(0, 3).recipe.sampler.step == 3
+
+
 def test_a_mask_normalised_over_the_batch_stays_so():
     run, uniform = LeRobot(), Recipe(Uniform(Flow()))
     model = run.accelerator.unwrap_model(run.network).model

@@ -158,12 +158,12 @@ class Policy(nn.Module):
 class LeRobot(Shape):
     """A policy that draws times itself, and a masked loss normalised over the batch."""
 
-    def __init__(self, folder=None):
-        policy = Policy()
+    def __init__(self, folder=None, wrap=lambda policy: policy):
+        policy = wrap(Policy())
         accelerator = self.accelerator = Accelerator(cpu=True)
         policy, optimizer = accelerator.prepare(policy, torch.optim.AdamW(policy.parameters(), lr=1e-2))
         recipe = noisewise.recipe("adaptive", noisewise.Flow()).attach(optimizer)
-        flow = accelerator.unwrap_model(policy).model
+        flow = next(part for part in policy.modules() if hasattr(part, "sample_time"))
         flow.sample_time = lambda bsize, device: recipe.sample(torch.empty(bsize, device=device)).time
         self.network, self.optimizer, self.recipe = policy, optimizer, recipe
         if folder is not None:
@@ -240,6 +240,7 @@ class OneTrainer(Shape):
             saved = torch.load(os.path.join(folder, "model.pt"), weights_only=True)
             self.network.load_state_dict(saved["model"])
             self.model.optimizer.load_state_dict(saved["optimizer"])
+        if self.config.get_last_backup_path() is not None:
             recipe.load_state_dict(torch.load(os.path.join(self.config.get_last_backup_path(), "recipe.pt")))
 
     def step(self, latents):

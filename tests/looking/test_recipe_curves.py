@@ -67,6 +67,12 @@ def test_speed_density():
     np.testing.assert_allclose(curves.pw, curves.p * curves.w, rtol=1e-6)
 
 
+def test_a_shift_that_needs_data_has_no_preview():
+    sampler = noisewise.recipe("piecewise:stages=(0=(shift:of=uniform,shift=flux),9=uniform)", Flow()).sampler
+    with pytest.raises(ValueError, match="depends on the shape of the data"):
+        preview(sampler, None, Flow())
+
+
 def test_logit_normal_density_is_scipys():
     curves = preview(LogitNormal(Flow(), mean=0.5, std=0.8), None, Flow(), bins=200)
     edges = np.linspace(0, 1, 201)

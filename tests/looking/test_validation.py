@@ -5,6 +5,7 @@ from collections import namedtuple
 from functools import partial, wraps
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -264,6 +265,7 @@ def test_settings_out_of_range_are_refused(settings, message):
         ([{"a": torch.zeros(2, 3)}], TypeError, "got dict: say where x0 is with x0=KEY among 'a'"),
         ([torch.zeros(2, 3, dtype=torch.uint8)], TypeError, "scale images to"),
         ([torch.zeros(0, 3)], ValueError, "at least one sample, got shape"),
+        ([torch.zeros(3, 0)], ValueError, "at least one sample, got shape"),
     ],
 )
 def test_batches_without_data_are_refused(given, error, message):
@@ -330,6 +332,15 @@ def test_a_loss_that_is_no_number_shows_at_its_level_alone():
     for per_sample in (None, 2):
         found = validate(losses_at, batches([8]), OBJECTIVE, levels=4, per_sample=per_sample)
         assert torch.isnan(found.loss).tolist() == [True, False, False, False]
+
+
+def test_data_that_are_no_numbers_make_the_loss_none_too():
+    x0 = torch.full((4, 3), torch.nan)
+    assert bool(torch.isnan(validate(network(), [x0], OBJECTIVE, levels=2).loss).all())
+
+
+def test_a_number_of_levels_may_be_numpys():
+    assert validate(by_scale, batches([2]), OBJECTIVE, levels=np.int64(3)).even
 
 
 def test_batches_are_moved_whatever_they_are_made_of():
@@ -403,6 +414,9 @@ def test_levels_may_be_given_and_have_what_is_reducible_beside():
         (OBJECTIVE, "quantiles(0)", "levels must be >= 1"),
         (OBJECTIVE, [], "rising numbers u"),
         (OBJECTIVE, [0.5, 0.2], "rising numbers u"),
+        (OBJECTIVE, [0.5, torch.nan], "rising numbers u"),
+        (OBJECTIVE, ["a"], "rising numbers u"),
+        (OBJECTIVE, None, "rising numbers u"),
         (OBJECTIVE, [125, 500], "u_of_time"),
         (Objective(DDPM.linear(5)), "log_snr(20)", "different levels"),
     ],
@@ -475,6 +489,8 @@ def test_what_is_reducible_is_the_loss_less_the_optimum():
     plain = validate(by_scale, batches([4, 4]), OBJECTIVE, levels=5)
     with pytest.raises(ValueError, match="optimal loss is not known"):
         _ = plain.reducible
+    with pytest.raises(TypeError, match="optimal must be what optimal_loss"):
+        validate(by_scale, batches([4, 4]), OBJECTIVE, levels=5, optimal=0.5)
     found = validate(by_scale, batches([4, 4]), OBJECTIVE, levels=5, optimal=Half())
     assert torch.equal(found.loss, plain.loss)
     assert torch.equal(found.reducible, plain.loss - plain.u / 2)

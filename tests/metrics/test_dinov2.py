@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import Dinov2Config, Dinov2Model
 
 from noisewise.metrics.dinov2 import DINOv2, load_dinov2, prepare, read_dinov2
@@ -50,6 +51,12 @@ def test_both_files_hold_one_network(files):
     assert name == same
     assert name.startswith(f"dinov2-{DIM}x{DEPTH}-")
     assert all(torch.equal(value, second.state_dict()[key]) for key, value in first.state_dict().items())
+
+
+def test_a_classifiers_file_holds_the_network_too(files, tmp_path):
+    theirs = {f"dinov2.{name}": value for name, value in load_file(files[0]).items()}
+    save_file({**theirs, "classifier.weight": torch.zeros(5, 2 * DIM)}, tmp_path / "model.safetensors")
+    assert load_dinov2(tmp_path / "model.safetensors")[1] == load_dinov2(files[0])[1]
 
 
 def test_positions_are_resized_with_metas_offset():
@@ -112,6 +119,8 @@ def test_other_files_are_refused_in_one_line(files, tmp_path, capsys):
     torch.save(missing, tmp_path / "part.pth")
     registers = {**read_dinov2(files[0]), "register_tokens": torch.zeros(1, 4, DIM)}
     torch.save(registers, tmp_path / "registers.pth")
+    save_file({**load_file(files[0]), "embeddings.register_tokens": torch.zeros(1, 4, DIM)}, tmp_path / "theirs.safetensors")
+    torch.save({**read_dinov2(files[0]), "norm.bias": torch.full((DIM,), torch.nan)}, tmp_path / "nan.pth")
     for path in sorted(tmp_path.iterdir()):
         with pytest.raises(ValueError, match="dinov2_vitl14_pretrain") as raised:
             load_dinov2(path)

@@ -21,7 +21,11 @@ SPECS = {
         "window:low=0.2,high=0.7",
         "window:of=(adaptive:warmup=2,every=2,correction=unbiased),low=-3,high=4,over=log_snr",
     ],
-    "pairs": ["pairs:of=(logit_normal:mean=-0.4)", "pairs:of=(loss_moment:bins=8,history=3),equal=0.5,how=below"],
+    "pairs": [
+        "pairs:of=(logit_normal:mean=-0.4)",
+        "pairs:of=(loss_moment:bins=8,history=3),equal=0.5,how=below",
+        "pairs:of=(logit_normal:mean=-0.6,std=1.6),r=(logit_normal:mean=-4,std=1.6),equal=0.25",
+    ],
     "curriculum_sampling": ["curriculum_sampling:total=12,share=0.5"],
     "loss_moment": ["loss_moment:bins=8,history=3"],
     "loss_adaptive": ["loss_adaptive:warmup=0,every=4+minsnr"],

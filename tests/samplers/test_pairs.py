@@ -69,6 +69,31 @@ def test_draws_follow_the_joint_density(how):
     assert float((share - found).abs().max()) < 0.01
 
 
+def test_a_density_of_rs_own_is_that_of_the_authors_later_settings():
+    """t and r by themselves, r = t in a share, and nowhere above t, in this order."""
+    sampler = Pairs(Flow(), LogitNormal(Flow(), -0.6, 1.6), 0.25, r=LogitNormal(Flow(), -4.0, 1.6))
+    draw = sampler.sample(N)
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(2, N, generator=generator) * 1.6
+    t, r = torch.sigmoid(z[0] - 0.6), torch.sigmoid(z[1] - 4)
+    r = torch.minimum(t, torch.where(torch.rand(N, generator=generator) < 0.25, t, r))
+    assert float((draw.r == draw.u).float().mean()) == pytest.approx(float((r == t).float().mean()), abs=0.01)
+    assert stats.ks_2samp(draw.u.numpy(), t.numpy()).pvalue > 1e-3
+    assert stats.ks_2samp(draw.r.numpy(), r.numpy()).pvalue > 1e-3
+    assert stats.ks_2samp((draw.u - draw.r).numpy(), (t - r).numpy()).pvalue > 1e-3
+    at = torch.tensor([0.1, 0.6, 0.3]), torch.tensor([0.5, 0.7, 0.2])
+    alone = LogitNormal(Flow(), -4.0, 1.6).density(at[0]) * LogitNormal(Flow(), -0.6, 1.6).density(at[1]) * 0.75
+    torch.testing.assert_close(sampler.joint(*at), alone * torch.tensor([1.0, 1.0, 0.0]), rtol=0.01, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "settings", ["r=uniform,how=below", "r=adaptive", "r=(shift:of=uniform,shift=flux)", "r=(pairs:of=uniform)"]
+)
+def test_what_cannot_be_rs_density_is_refused(settings):
+    with pytest.raises(ValueError, match=r"fixed density|depends on the data|outermost"):
+        noisewise.recipe(f"pairs:of=uniform,{settings}", Flow())
+
+
 def test_below_keeps_the_marginal_of_t():
     sampler = Pairs(Flow(), LogitNormal(Flow(), 0.5), 0.3, "below")
     draw = sampler.sample(N)
@@ -117,6 +142,21 @@ def test_pairs_are_joined_and_repeat():
     assert torch.equal(again.sample(4).r, first.r)
     draws = [again.sample(4, generator=torch.Generator().manual_seed(1)).r for _ in range(2)]
     assert torch.equal(*draws)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "window:of=(pairs:of=uniform),low=0.5",
+        "mix:of=(pairs:of=uniform)",
+        "piecewise:stages=(0=(pairs:of=uniform),9=uniform)",
+        "product:of=(pairs:of=uniform),weight=minsnr",
+        "pairs:of=(pairs:of=uniform)",
+    ],
+)
+def test_a_sampler_around_pairs_would_lose_r_and_is_refused(spec):
+    with pytest.raises(ValueError, match="put pairs outermost"):
+        noisewise.recipe(spec, Flow())
 
 
 @pytest.mark.parametrize("settings", ["equal=1.5", "equal=-0.1", "how=above"])

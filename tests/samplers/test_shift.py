@@ -1,7 +1,9 @@
 """Shifts by the size of the data, and one for each sample."""
 
 import math
+import pickle
 
+import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
@@ -40,6 +42,14 @@ def test_a_representation_autoencoder_is_shifted_by_its_dimension():
     assert MODELS["sd3"] == FlowMatchEulerDiscreteScheduler(shift=3.0).config.shift
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_recipe_with_a_named_shift_can_be_pickled(name):
+    """EDM2 does so with its loss function, and torch.save with a module."""
+    recipe = noisewise.recipe(f"shift:of=uniform,shift={name}", Flow())
+    again, x0 = pickle.loads(pickle.dumps(recipe)), latents(4, 16, 64, 64)
+    assert torch.equal(again.sample(x0).u, recipe.sample(x0).u)
+
+
 def test_each_sample_has_its_own():
     shift = torch.tensor([0.5, 1.0, 3.0, 7.0])
     sampler = Shift(Flow(), LogitNormal(Flow()), shift, correction="unbiased", seed=1)
@@ -63,6 +73,19 @@ def test_a_function_of_the_shape():
     assert large == pytest.approx(0.8, abs=0.01)  # s u / (1 + (s - 1) u) at a half
 
 
+def test_plots_without_data_show_the_shift_of_the_last_batch():
+    u = torch.linspace(0.1, 0.9, 9)
+    sampler = noisewise.recipe("piecewise:stages=(0=(shift:of=uniform,shift=rae),9=uniform)", Flow()).sampler
+    torch.testing.assert_close(sampler.density(u), torch.ones(9))
+    for channels in (16, 64):
+        sampler.sample(latents(4, channels, 32, 32))
+        torch.testing.assert_close(sampler.density(u), Shift(Flow(), Uniform(Flow()), (channels / 4) ** 0.5).density(u))
+    each = Shift(Flow(), Uniform(Flow()), lambda shape: torch.linspace(1, 2, shape[0]))
+    each.sample(latents(3, 2))
+    rows = torch.stack([Shift(Flow(), Uniform(Flow()), s).density(u) for s in (1.0, 1.5, 2.0)])
+    torch.testing.assert_close(each.density(u), rows.mean(0))
+
+
 def test_a_shift_set_anew_is_used():
     sampler = Shift(Flow(), Uniform(Flow()), torch.ones(4))
     sampler.shift = torch.full((6,), 2.0)
@@ -83,12 +106,41 @@ def test_a_shift_set_anew_is_used():
         (torch.tensor([1.0, 0.0]), "positive and finite"),
         (torch.ones(2, 2), "a vector"),
         (torch.ones(2, dtype=torch.long), "a vector"),
+        (torch.tensor([1.0, math.nan]), "positive and finite"),
+        (1e5, r"between 0\.0001 and 10000"),
+        (torch.tensor([1.0, 1e-5]), r"between 0\.0001 and 10000"),
+        (None, "got NoneType"),
+        ([1.0, 2.0], "got list"),
+        (np.ones(2), "got ndarray"),
         ("fluxx", "unknown shift"),
     ],
 )
 def test_wrong_shifts_are_one_clear_line(shift, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message) as raised:
         Shift(Flow(), Uniform(Flow()), shift)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (-1.0, "positive and finite, got -1, for data of shape"),
+        (torch.ones(3), r"\(4,\) numbers, got shape \(3,\)"),
+        (torch.ones(4, 1), r"\(4,\) numbers, got shape \(4, 1\)"),
+        (None, "got NoneType"),
+        ([1.0] * 4, "got list"),
+    ],
+)
+def test_a_function_that_finds_no_shift_is_told(found, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        Shift(Flow(), Uniform(Flow()), lambda shape: found).sample(latents(4, 3))
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 21, 90, 160), (1, 1, 9000, 9000)])
+def test_an_image_models_shift_is_refused_for_a_shape_it_was_not_made_for(shape):
+    """A video has so many tokens that Flux's rule would draw pure noise alone."""
+    with pytest.raises(ValueError, match=r"between 0\.0001 and 10000"):
+        noisewise.recipe("shift:of=uniform,shift=flux", Flow()).sample(torch.empty(1).expand(shape))
 
 
 def test_what_is_missing_for_a_shift_is_said():

@@ -6,7 +6,7 @@ from scipy import stats
 
 import noisewise
 from noisewise import DDPM, EDM, PROCESSES, Flow, Objective
-from noisewise.samplers import AdaptiveSampler, LogitNormal, Table, Window
+from noisewise.samplers import AdaptiveSampler, LogitNormal, Piecewise, Table, Uniform, Window
 from noisewise.samplers.window import window_of_u
 from noisewise.weighting import MinSNR
 
@@ -141,6 +141,19 @@ def test_stages_follow_each_other_and_resume():
     again = noisewise.recipe(spec, Flow())
     again.load_state_dict(recipe.state_dict())
     assert torch.equal(again.sampler.density(u), seen[5])
+
+
+@pytest.mark.parametrize("stages", [None, [0], {"0": Uniform(Flow())}, {0: Uniform(Flow()), 5.5: Uniform(Flow())}])
+def test_steps_must_be_whole(stages):
+    with pytest.raises(TypeError, match="stages must be a dict"):
+        Piecewise(Flow(), stages)
+
+
+def test_parts_must_be_samplers():
+    with pytest.raises(TypeError, match=r"made of samplers, such as .* got str"):
+        Piecewise(Flow(), {0: "uniform"})
+    with pytest.raises(TypeError, match=r"numbers or None, got '0\.1'"):
+        Window(Flow(), low="0.1")
 
 
 @pytest.mark.parametrize("stages", ["(5=uniform)", "(0=uniform,9=speed,3=uniform)", "uniform", "(0=)", "(a=uniform)", "(0=p2)"])
