@@ -142,6 +142,7 @@ class MinSNR(OfLogSNR):
     def __init__(self, gamma: float = 5.0) -> None:
         _check_positive("gamma", gamma)
         super().__init__(partial(min_snr, gamma=gamma))
+        self.gamma = gamma
 
 
 class SoftMinSNR(OfLogSNR):

@@ -107,6 +107,12 @@ class Learner(Sampler):
         """What is to fall; None for the losses as they are handed over."""
         return self._weightings[1]
 
+    def retarget(self, target: Weighting) -> None:
+        """Let another objective fall from here on."""
+        self._weightings = (self._weightings[0], target)
+        self._tables.clear()
+        self._means = None
+
     def on_target(self, losses: Tensor, u: Tensor) -> Tensor:
         """Losses weighted by the target."""
         return self._weighted(1, losses, u)

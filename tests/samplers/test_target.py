@@ -59,6 +59,41 @@ def test_the_target_is_what_is_trained(spec, target, name):
     torch.testing.assert_close(found, expected / expected.mean(), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(("spec", "gamma"), [("", 10), ("+minsnr:gamma=2", 4), (",target=(minsnr:gamma=1)+p2", 2)])
+def test_a_gamma_that_grows_is_what_is_trained(spec, gamma, name):
+    """After 30 steps with grow=15 it is twice what it was, whatever weighting the loop has."""
+    objective = OBJECTIVES[name]
+    found = trained(taught(f"adaptive:warmup=0,every=1,grow=15{spec}", objective), objective)
+    expected = MinSNR(gamma).weights(objective, FINE)
+    torch.testing.assert_close(found, expected / expected.mean(), rtol=1e-3, atol=1e-5)
+
+
+def test_gamma_stays_until_its_steps_have_passed_and_never_falls():
+    sampler = noisewise.recipe("adaptive:warmup=0,every=2,grow=8", OBJECTIVES["eps"]).sampler
+    found = []
+    for _ in range(24):
+        draw = sampler.sample(16)
+        with sampler.observe(draw, 1 + draw.u):
+            pass
+        found.append(float(sampler.gamma))
+    assert found == [5.0 * max(1, (step - step % 2) / 8) for step in range(1, 25)]
+
+
+def test_a_sampler_that_is_loaded_aims_where_the_saved_one_did():
+    objective = OBJECTIVES["eps"]
+    before = taught("adaptive:warmup=0,every=4,grow=10", objective)
+    after = noisewise.recipe("adaptive:warmup=0,every=4,grow=10", objective)
+    after.load_state_dict(before.state_dict())
+    torch.testing.assert_close(trained(after, objective), trained(before, objective), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("spec", ["adaptive:grow=0", "adaptive:grow=8+p2", "adaptive:grow=8,correction=none"])
+def test_what_cannot_grow_is_refused(spec):
+    with pytest.raises(ValueError, match="grow"):
+        noisewise.recipe(spec, OBJECTIVES["eps"])
+
+
 def test_the_monitor_shows_the_target_as_the_objective():
     objective = OBJECTIVES["eps"]
     found = mean_objective(taught("adaptive:warmup=0,every=1", objective).sampler, NoWeight(), objective, 50)

@@ -48,6 +48,8 @@ class AdaptiveSampler(Learner):
         target: the weighting of the objective to lower; by default the loop's `weighting`. Without one it is Min-SNR where
             the correction is "target", and the plain loss otherwise.
         draws: how a batch is drawn; by default in strata, so that each batch has its share of every noise level.
+        grow: steps after which the gamma of a Min-SNR target grows in proportion to the steps, so that the objective becomes
+            the plain one in a long training; by default it stays.
         collapse: a density narrower than this, exp(entropy), goes back to uniform with a warning, and is learned anew.
         settings: `weighting`, `objective` and `seed` of all learning samplers; the estimator's own.
     """
@@ -63,6 +65,7 @@ class AdaptiveSampler(Learner):
         correction: str | Correction | None = None,
         target: Weighting | None = None,
         draws: str = "stratified",
+        grow: int | None = None,
         collapse: float = 0.02,
         **settings: Any,
     ) -> None:
@@ -87,8 +90,17 @@ class AdaptiveSampler(Learner):
         self.conditional = self.estimator.conditional
         if not 0 <= collapse < 1:
             raise ValueError(f"collapse must lie in [0, 1), got {collapse}")
-        self.collapse = collapse
+        self.collapse, self.grow = collapse, grow
+        if grow is not None:
+            if grow < 1:
+                raise ValueError(f"grow must be >= 1, got {grow}")
+            if not isinstance(self.target, MinSNR):
+                raise ValueError("grow lets the gamma of a Min-SNR target grow: give none, or target=(minsnr:gamma=5)")
+            self.first_gamma = self.target.gamma
+            self.register_buffer("gamma", torch.tensor(self.first_gamma, dtype=torch.float64))
+            self.register_load_state_dict_post_hook(lambda *_: self._aim(float(self.gamma)))
         self.register_buffer("collapses", torch.zeros((), dtype=torch.int64))
+        self.gamma: Tensor
         self.collapses: Tensor
 
     @staticmethod
@@ -121,6 +133,13 @@ class AdaptiveSampler(Learner):
             self.estimator.reset()
             mass = widths
         self.propose(mass)
+        if self.grow is not None:
+            self._aim(self.first_gamma * max(1.0, (self.step + 1) / self.grow))
+
+    def _aim(self, gamma: float) -> None:
+        """Train Min-SNR's objective with this gamma from here on."""
+        self.gamma.fill_(gamma)
+        self.retarget(MinSNR(gamma))
 
     # Densities that depend on the data ------------------------------------------------------------------------------
 
