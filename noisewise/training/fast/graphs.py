@@ -6,6 +6,7 @@ average) too. Noise and dropout come from torch's generator, whose seed a graph 
 the same step, captured or not, now or after a resume.
 """
 
+import gc
 import os
 import pickle
 import random
@@ -40,8 +41,7 @@ class GraphedStep(Step):
     fused: FusedMove | None = None  # what moves the weights while it is recorded
     in_graph: FusedMove | None = None  # what the graph then holds
     unrepeatable: str | None = None  # what of the network adds in no fixed order, if anything does
-    pool: Any = None  # of memory, which all graphs share
-    stream: torch.cuda.Stream | None = None  # on which all are recorded
+    stream: torch.cuda.Stream | None = None  # on which all graphs are recorded
     try_cudnn = True  # whether attention may be cuDNN's
     as_a_whole = False  # compile the model at once, though it has blocks that could share their code
 
@@ -125,7 +125,7 @@ class GraphedStep(Step):
         self.stream = stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         gradients, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        self.pool = pool = torch.cuda.graph_pool_handle()
+        pool = torch.cuda.graph_pool_handle()
         with torch.cuda.stream(stream), repeatable_kernels() if self.config.deterministic else any_kernels():
             self._choose_attention()
             self._first_gradients()
@@ -139,10 +139,10 @@ class GraphedStep(Step):
             try:
                 self.fused = self._fused_move()
                 self._update()  # for kernels are compiled and loaded outside of a recording
-                with torch.cuda.graph(gradients, pool=pool, stream=stream, capture_error_mode=MODE):
+                with without_collection(), torch.cuda.graph(gradients, pool=pool, stream=stream, capture_error_mode=MODE):
                     self._gradients()
                 self.fused = self.in_graph = self._fused_move()  # with gradients where the graph will write them
-                with torch.cuda.graph(update, pool=pool, stream=stream, capture_error_mode=MODE):
+                with without_collection(), torch.cuda.graph(update, pool=pool, stream=stream, capture_error_mode=MODE):
                     self._update()
             except Exception:
                 recover(self.device, pool)
@@ -348,6 +348,19 @@ def host_chance_is_an_error() -> Iterator[None]:
 def _host_generators() -> dict[str, bytes]:
     states = {"random": random.getstate(), "numpy.random": np.random.get_state(), "torch": torch.get_rng_state().numpy()}
     return {name: pickle.dumps(state) for name, state in states.items()}
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """No garbage is collected inside the block: the memory of an earlier run's graphs, freed in a recording, would end it."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def recover(device: torch.device, pool: tuple[int, int]) -> None:

@@ -2,11 +2,13 @@
 
 A sampler that probes asks for the same few shapes again and again. Each is recorded at its first use, with the kernels of the
 network itself and not compiled once more: the noise and the dropout of a seed are those of the plain path, and so are the
-numbers, up to the choice of convolutions. Graphs share the memory of the step's own.
+numbers, up to the choice of convolutions. Their graphs share one memory, which is not the step's: a recording that fails takes
+its memory with it.
 """
 
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from functools import partial
@@ -37,12 +39,13 @@ class Probes:
     A kind of call that cannot be recorded is made kernel by kernel for good, after one warning; `reasons` says why.
 
     Args:
-        step: whose network, precision, stream and memory they have.
+        step: whose network, precision and stream they have.
         record: without it the same arithmetic runs on the same fixed buffers as separate kernels, for tests without CUDA.
     """
 
     def __init__(self, step: "GraphedStep", record: bool = True) -> None:
-        self.step, self.record = step, record
+        self.step: GraphedStep = weakref.proxy(step)  # no cycle: a run that ends frees its graphs at once
+        self.record, self._pool = record, None
         self.parameters = [value for value in step.network.parameters() if value.requires_grad]
         self.reasons: dict[str, str] = {}
         self._known: dict[Hashable, Known] = {}  # latest use last
@@ -129,11 +132,15 @@ class Probes:
         try:
             if not self.record:
                 return Buffered(call, inputs)
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
             ordered = module is step.network and step.unrepeatable is None
             with repeatable_kernels(), fixed_order() if ordered else nullcontext():
-                return Recording(call, inputs, step.pool, step.stream)
+                return Recording(call, inputs, self._pool, step.stream)
         except Exception as error:  # whatever stands in the way, the plain call gives the same numbers
             reason = first_line(error)
+            self._known.clear()  # which share the memory that was let go of
+            self._pool = None
         finally:
             step.wait()
             step.aside += time.perf_counter() - begun

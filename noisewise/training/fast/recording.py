@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from noisewise.feedback import preserved_random_state
-from noisewise.training.fast.graphs import MODE, recover, waiting_is_an_error
+from noisewise.training.fast.graphs import MODE, recover, waiting_is_an_error, without_collection
 
 WARM_UP = 1  # passes on the recording's own stream, before one in which waiting is an error
 
@@ -68,7 +68,7 @@ class Recording(Buffered):
                     call(*self.inputs)
                 torch.clear_autocast_cache()
                 try:
-                    with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode=MODE):
+                    with without_collection(), torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode=MODE):
                         self.output = call(*self.inputs)
                 except BaseException:
                     recover(device, pool)
