@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test test-fast faults chaos fuzz lint docs clean
+.PHONY: demo test test-fast faults chaos fuzz lint docs pictures clean
 
 demo: $(VENV)/.installed-train  ## compare samplers on 8x8 digits, and write a report (one seed, 50 s a method)
 	rm -rf out/demo
@@ -35,6 +35,9 @@ lint: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-docs  ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pictures: demo $(VENV)/.installed-dev  ## all pictures of the pages, with the demo and the analyses behind them: 40 minutes on two cores
+	$(BIN)/python docs/make_pictures.py all
 
 clean:
 	rm -rf $(VENV) site out

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from noisewise.data.cifar10 import open_cifar10
 from noisewise.metrics.features import PREPROCESSING, features
 from noisewise.metrics.frechet import Moments, moments_distance
-from noisewise.metrics.weights import load_inception
+from noisewise.metrics.inception import load_inception
 
 EXPECTED = {"first_tenth_against_train": 4.81, "test_against_train": 3.15}
 TOLERANCE = 0.05

@@ -1,9 +1,11 @@
 """Seconds to generate images and to compare them with data, part by part and all together.
 
     python benchmarks/generation.py --json benchmarks/results/generation.jsonl                     on a GPU, several minutes
+    python benchmarks/generation.py --models paper --parts generation --paths "fused, graph" --precisions bf16 --solver ddpm \
+        --steps 100 --images 2000 --batches 1000 --repeats 1       a fiftieth of 10,000 images by 1000 steps, half a minute
     python benchmarks/generation.py --device cpu --models tiny --images 8 --steps 2 --batches 4    to see that it works
 
-Models are those of benchmarks/throughput.py with random weights, 32 x 32 images, DDIM. What is timed:
+Models are those of benchmarks/throughput.py with random weights, 32 x 32 images. What is timed:
 
 total        from noise to the FID, as a comparison of samplers evaluates a run (bf16), recording included; weights of Inception
              and statistics of the data are there already. The first time a process does it is a row of its own
@@ -39,9 +41,8 @@ from noisewise.generation.solvers import Solver
 from noisewise.metrics.distances import Network, compare_images
 from noisewise.metrics.features import feature_batches
 from noisewise.metrics.frechet import Moments, moments_distance
-from noisewise.metrics.inception import DIM, Inception
+from noisewise.metrics.inception import DIM, Inception, load_inception
 from noisewise.metrics.reference import Key, Reference, load_reference, save_reference
-from noisewise.metrics.weights import load_inception
 from noisewise.models.unet import UNet
 from noisewise.precision import full_float32
 from noisewise.training.fast.fuse import fuse
@@ -53,6 +54,7 @@ PATHS = {
     "fused": "with our kernels",
     "graph": "recorded, without our kernels",
     "fused, graph": "recorded, with our kernels: what noisewise does",
+    "fused, compiled, graph": "compiled and recorded, with our kernels: with --compile",
 }
 PARTS = ("total", "loading", "generation", "features", "distance")
 DEFAULT_BATCH = 500
@@ -66,8 +68,9 @@ def main() -> None:
     parser.add_argument("--paths", default=";".join(PATHS), help="of generation, separated by semicolons")
     parser.add_argument("--precisions", default="bf16,fp32", help="of generation; fp32 is without TF32")
     parser.add_argument("--images", type=int, default=5000)
+    parser.add_argument("--solver", default="ddim", choices=("ddim", "ddpm"))
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--batches", default="500,250,1000", help="all on the last path, the first on the others")
+    parser.add_argument("--batches", default="500,250,1000", help="all on our path, the first on the others")
     parser.add_argument("--feature-batch", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--long", type=float, default=10.0, help="seconds from which on a part is not repeated")
@@ -137,17 +140,22 @@ def generation_rows(args: argparse.Namespace, model: str) -> Iterator[Row]:
             unet = ours if path.startswith("fused") else plain
             for batch in batches if path == "fused, graph" else batches[:1]:
                 replays: list[Replay] = []
+                forward: Any = torch.compile(unet, dynamic=False) if "compiled" in path else unet
 
-                def call(unet: nn.Module = unet, path: str = path, replays: list[Replay] = replays) -> Any:
+                def call(
+                    unet: nn.Module = unet, forward: Any = forward, path: str = path, replays: list[Replay] = replays
+                ) -> Any:
                     """Recorded anew each time, or a function, which is never recorded."""
                     if not path.endswith("graph"):
-                        return lambda *inputs: unet(*inputs)
-                    replays[:] = [Replay(unet, unet)]
+                        return lambda *inputs: forward(*inputs)
+                    replays[:] = [Replay(forward, unet)]
                     return replays[0]
 
                 short = argparse.Namespace(**{**vars(args), "steps": 2, "images": min(batch, args.images)})
-                generated(short, lambda *inputs, unet=unet: unet(*inputs), precision, batch)  # chooses and compiles kernels
+                begun = time.perf_counter()
+                generated(short, lambda *inputs, forward=forward: forward(*inputs), precision, batch)  # compiles, chooses
                 reset(args.device)
+                setup = time.perf_counter() - begun
                 seconds = timed(
                     lambda batch=batch, call=call, precision=precision: generated(args, call(), precision, batch),
                     args.device,
@@ -162,7 +170,9 @@ def generation_rows(args: argparse.Namespace, model: str) -> Iterator[Row]:
                     "what": PATHS[path],
                     "precision": precision,
                     "batch": batch,
+                    "solver": args.solver,
                     "steps": args.steps,
+                    "setup": round(setup, 2),
                     "fused": blocks if unet is ours else 0,
                     "recorded": replays[0].recorded if replays else 0,
                     "why_not": replays[0].why_not if replays else None,
@@ -238,7 +248,7 @@ def random_reference(device: str) -> Reference:
 
 
 def generated(args: argparse.Namespace, call: Any, precision: str, batch: int) -> Tensor:
-    objective, solver = Objective(DDPM.linear()), Solver("ddim", args.steps)
+    objective, solver = Objective(DDPM.linear()), Solver(args.solver, args.steps)
     context: AbstractContextManager[Any] = full_float32()
     if precision == "bf16":
         context = torch.autocast(torch.device(args.device).type, torch.bfloat16)
@@ -280,6 +290,9 @@ def line(row: Row) -> str:
     text += f" {row['seconds']:9.3f} s ({row['fastest']:.3f}-{row['slowest']:.3f}, {row['repeats']}x)"
     if "images_per_second" in row:
         text += f" {row['images_per_second']:10.1f} img/s"
+    if "solver" in row:
+        whole = 10_000 * 1000 * row["seconds"] / (row["images"] * row["steps"])
+        text += f" ({whole:.0f} s for 10,000 images by 1000 steps; set-up {row['setup']:.0f} s)"
     if "memory_gib" in row:
         text += f" {row['memory_gib']:6.2f} GiB"
     if row["part"] == "total":

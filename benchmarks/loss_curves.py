@@ -2,6 +2,10 @@
 
     python benchmarks/loss_curves.py --data PATH --json benchmarks/results/loss_curves.jsonl      on a GPU
     python benchmarks/loss_curves.py --preset digits --steps 40 --every 10 --paths plain          to see that it works
+    python benchmarks/loss_curves.py --preset digits --model.name dit --batch 256 \
+        --model.options '{"patch": 1, "width": 256, "depth": 8, "heads": 4}'                      a DiT over 64 tokens
+
+Other options are those of `noisewise train`.
 
 Both see the same images, noise and timesteps, which are functions of the seed and the step; only kernels, their order of adding
 and dropout's decisions differ. What that does by itself is shown by a third run, the plain path with another seed: the distance
@@ -34,7 +38,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--every", type=int, default=50, help="steps of which a point of the curve is the mean")
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args, args.more = parser.parse_known_args()
     for path in args.paths.split(";"):
         for row in rows(args, path):
             if "loss" in row:
@@ -51,10 +55,12 @@ def rows(args: argparse.Namespace, path: str) -> Any:
     options = [f"--sampler={args.sampler}", f"--fast={fast}", f"--seed={seed}", f"--steps={args.steps}"]
     options += [f"--log.every={args.every}", "--log.trackers=[]"]
     options += [f"--data.path={args.data}"] if args.data else []
+    options += args.more
     AcceleratorState._reset_state(True)
     config, told = load_preset(args.preset, *options), []
     trainer = Trainer(config, build_parts(config), make_accelerator(config), told.append)
     about = {"preset": args.preset, "sampler": args.sampler, "path": path, "seed": seed}
+    about |= {"options": args.more} if args.more else {}
     for row in trainer.run():
         if row:
             yield {**about, "step": row["step"], "loss": row["loss"], "gradient_norm": row["gradient_norm"]}

@@ -1,4 +1,5 @@
-"""How much of the published reward survives bfloat16: rewards of one step, probed in bf16 autocast, against float32.
+"""How much of the published reward survives bfloat16: rewards of one step, probed in bf16 autocast, against float32; on a GPU
+those in TF32 too.
 
 Trains a preset with uniform sampling. At some steps the decrease of c_t ||eps - eps_theta||^2 over one optimizer step is
 measured for every sample of the batch at evenly spaced timesteps, with the same noise, in both precisions. Rows go to
@@ -16,7 +17,7 @@ from rows import append
 
 from noisewise.analysis.moments_of_training import opened
 from noisewise.analysis.predictor import spearman
-from noisewise.feedback import KeptParameters, evaluate, in_float32
+from noisewise.feedback import KeptParameters, at_precision, evaluate
 from noisewise.samplers.adaptive.selection import by_grid
 from noisewise.samplers.base import LossAt
 from noisewise.training.options import load_preset
@@ -32,13 +33,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--moments", default="20,200,600", help="steps to look at")
     parser.add_argument("--lrs", default="0.003,0.0002", help="learning rates: the preset's, and that of arXiv 2411.09998")
+    parser.add_argument("--fast", default="auto", choices=("auto", "never"), help="never: without waiting for the compiler")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "probe_precision.jsonl")
     args = parser.parse_args()
     moments = [int(one) for one in args.moments.split(",")]
     for lr in (float(one) for one in args.lrs.split(",")):
         preset = load_preset(args.preset)
         config = replace(preset, device=args.device, steps=max(moments) + 1, optimizer=replace(preset.optimizer, lr=lr))
-        with opened(replace(config, sampler="uniform")) as trainer:
+        with opened(replace(config, sampler="uniform", fast=args.fast)) as trainer:
             for moment in moments:
                 while trainer.step < moment:
                     trainer.training_step()
@@ -53,17 +55,19 @@ def compared(trainer: Trainer) -> dict[str, float]:
     loss_at = trainer.loss_at(x0, labels if trainer.parts.classes else None)
     kept = KeptParameters(trainer.network)
     trainer.training_step()
-    after = {kind: losses(trainer, loss_at, x0, kind) for kind in ("float32", "bf16")}
+    kinds = ("float32", "bf16", "tf32") if x0.device.type == "cuda" else ("float32", "bf16")
+    after = {kind: losses(trainer, loss_at, x0, kind) for kind in kinds}
     with kept.put_back():
         change = {kind: losses(trainer, loss_at, x0, kind) - after[kind] for kind in after}
     rewards = {kind: one.view(CHOSEN, len(x0)).mean(0) for kind, one in change.items()}
-    exact, rounded = rewards["float32"], rewards["bf16"]
-    return {
-        "pearson": float(torch.corrcoef(torch.stack([exact, rounded]))[0, 1]),
-        "spearman": float(spearman(exact[:, None], rounded[:, None])[0]),
-        "reward_spread": float(exact.std()),
-        "rounding_spread": float((rounded - exact).std()),
-    }
+    exact = rewards.pop("float32")
+    found = {"reward_spread": float(exact.std())}
+    for kind, rounded in rewards.items():
+        prefix = "" if kind == "bf16" else f"{kind}_"
+        found[f"{prefix}pearson"] = float(torch.corrcoef(torch.stack([exact, rounded]))[0, 1])
+        found[f"{prefix}spearman"] = float(spearman(exact[:, None], rounded[:, None])[0])
+        found[f"{prefix}rounding_spread"] = float((rounded - exact).std())
+    return found
 
 
 @torch.no_grad()
@@ -73,12 +77,7 @@ def losses(trainer: Trainer, loss_at: LossAt, x0: torch.Tensor, kind: str) -> to
     levels = (by_grid(torch.zeros(2, process.steps, device=x0.device), CHOSEN) + 0.5) / process.steps
     u, rows = levels.repeat_interleave(len(x0)), torch.arange(len(x0), device=x0.device).repeat(CHOSEN)
     model = trainer.network
-    if kind == "float32":
-        with in_float32(model):
-            found = evaluate(loss_at, rows, u, most=8 * len(x0), seed=7, model=model)
-    else:
-        with torch.autocast(x0.device.type, torch.bfloat16):
-            found = evaluate(loss_at, rows, u, most=8 * len(x0), seed=7, model=model)
+    found = evaluate(at_precision(loss_at, kind, model), rows, u, most=8 * len(x0), seed=7, model=model)
     return (VLB(normalise=False).weights(trainer.objective, u) * found).double()
 
 

@@ -84,16 +84,21 @@ class Cost:
         self.uniform = 1 / next(row["steps_per_second"] for row in rows if row["spec"] == "uniform")
 
     def step_seconds(self, spec: str) -> float:
-        """Of a spec: its own, or that of its sampler whatever the weighting and the settings, or uniform's if it names none."""
+        """Of a spec: its own, or that of its sampler and estimator whatever else is set, or uniform's if it names none."""
         if spec in self.ratios:
             return self.uniform * self.ratios[spec]
-        names = [term.name for term in parse(spec) if term.name in SAMPLERS]
-        if not names:
+        if (kind := kind_of(spec)) is None:
             return self.uniform
-        alike = [ratio for known, ratio in self.ratios.items() if names[0] in {term.name for term in parse(known)}]
+        alike = [ratio for known, ratio in self.ratios.items() if kind_of(known) == kind]
         if not alike:
-            raise ValueError(f"no cost of {names[0]} was measured: add it with method_cost.py --methods {spec!r}")
+            raise ValueError(f"no cost of {kind[0]} was measured: add it with method_cost.py --methods {spec!r}")
         return self.uniform * max(alike)
+
+
+def kind_of(spec: str) -> tuple[str, str] | None:
+    """What decides the cost of a spec: its sampler, and the estimator of one that has several."""
+    found = [term for term in parse(spec) if term.name in SAMPLERS]
+    return (found[0].name, found[0].options.get("estimator", "loss")) if found else None
 
 
 def timed(row: dict[str, Any], step_seconds: float) -> dict[str, Any]:

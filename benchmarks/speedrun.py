@@ -23,8 +23,8 @@ from noisewise.generation.images import save_grid
 from noisewise.generation.run_samples import headline_solver, run_samples
 from noisewise.study.measure import distance_to_data
 from noisewise.training.config import Config
+from noisewise.training.display import Shown
 from noisewise.training.options import load_config, load_preset, plain
-from noisewise.training.progress import Shown
 from noisewise.training.run import Run
 from noisewise.training.run_folder import environment
 from noisewise.training.signals import StopRequest
@@ -100,7 +100,7 @@ def advance(config: Config, end: float, stop: StopRequest) -> Run:
 def judge(run: Run, images: int, path: Path | None, picture: Path) -> None:
     samples = run_samples(run, images, solver=headline_solver(run.config))
     save_grid(samples[:100], picture, columns=10)
-    metric, distance = distance_to_data(run, [samples], print)
+    metric, distance, _ = distance_to_data(run, [samples], print)
     trainer = run.trainer
     print(f"{run.config.sampler}: {metric} {distance} of {images} images, {trainer.step} steps, {trainer.seconds / 60:.1f} min")
     row = {"sampler": run.config.sampler, "step": trainer.step, "seconds": trainer.seconds, "samples": trainer.samples}

@@ -58,6 +58,7 @@ MADE: dict[str, Callable[..., str]] = {
     "cost": estimators.cost,
     # speed
     "paths": speed.paths,
+    "transformers": speed.transformers,
     "earlier-paths": speed.earlier_paths,
     "set-up": speed.set_up,
     "profile": speed.profile,
@@ -77,7 +78,6 @@ MADE: dict[str, Callable[..., str]] = {
     "found-increments": study.increments,
     "fid-sanity": study.fid_sanity,
     # the papers
-    "papers-items": papers.items,
     "papers": papers.found,
     "papers-notes": papers.notes,
     # the code
@@ -87,6 +87,7 @@ MADE: dict[str, Callable[..., str]] = {
 }
 FILLED: dict[str, Callable[..., None]] = {
     "settings": settings.sampler_or_weighting,
+    "estimators": settings.estimators,
     "estimator": settings.estimator,
     "options": settings.options,
     "options-of": settings.options_of,

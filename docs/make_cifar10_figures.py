@@ -137,7 +137,7 @@ def draw_front(path: Path) -> None:
     plt.close(figure)
 
 
-if __name__ == "__main__":
+def main() -> None:
     alone = RESULTS / "cifar10-v1-method-cost.jsonl"
     draw(rows("cifar10-v1-confirmation.jsonl"), alone, SHOWN, "cifar10_")
     with tempfile.TemporaryDirectory() as folder:
@@ -149,3 +149,7 @@ if __name__ == "__main__":
         smaller(Path(folder) / "front.png", "front", 1500, 128)
         draw_images(Path(folder) / "images.png")
         smaller(Path(folder) / "images.png", "cifar10_larger_images", WIDTH, 0)
+
+
+if __name__ == "__main__":
+    main()

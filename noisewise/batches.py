@@ -48,15 +48,16 @@ def _item(batch: Any, where: str | int) -> Any:
 
 def moved(batch: Any, device: torch.device | str) -> Any:
     """The batch with all its tensors on a device; what has no `to` (text, numbers) is left as it is."""
-    if hasattr(batch, "to"):
-        return batch.to(device)
+    return batch.to(device) if hasattr(batch, "to") else _inside(batch, lambda part: moved(part, device))
+
+
+def _inside(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """A dict, tuple or list with its parts changed; anything else as it is."""
     if isinstance(batch, Mapping):
-        return {key: moved(value, device) for key, value in batch.items()}
+        return {key: change(value) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named one
-        return type(batch)(*(moved(value, device) for value in batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(moved(value, device) for value in batch)
-    return batch
+        return type(batch)(*map(change, batch))
+    return type(batch)(map(change, batch)) if isinstance(batch, tuple | list) else batch
 
 
 def take(batch: Any, rows: Tensor | slice) -> Any:
@@ -99,13 +100,7 @@ def _take(batch: Any, rows: Tensor | slice) -> Any:
         return batch[index] if batch.ndim else batch
     if _is_strings(batch):
         return [batch[row] for row in (torch.arange(len(batch))[rows.cpu() if isinstance(rows, Tensor) else rows]).tolist()]
-    if isinstance(batch, Mapping):
-        return {key: _take(value, rows) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_take(part, rows) for part in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(_take(part, rows) for part in batch)
-    return batch
+    return _inside(batch, lambda part: _take(part, rows))
 
 
 def _is_strings(batch: Any) -> bool:

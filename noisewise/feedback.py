@@ -7,8 +7,9 @@ before and after: both evaluations start from the same random state.
 import copy
 import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from noisewise import distributed
 from noisewise.levels import check_per_sample
-from noisewise.precision import full_float32
+from noisewise.precision import full_float32, with_tf32
 
 
 def seed_torch(seed: int) -> None:
@@ -50,15 +51,20 @@ def preserved_random_state(seed: int | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def preserved_buffers(model: nn.Module | None) -> Iterator[None]:
-    """Puts running statistics (BatchNorm and the like) back after the block."""
-    before = [] if model is None else [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+def put_back(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Tensors have their own values again after the block, bit for bit and in place."""
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+            for tensor, value in before:
+                tensor.copy_(value)
+
+
+def preserved_buffers(model: nn.Module | None) -> AbstractContextManager[None]:
+    """Puts running statistics (BatchNorm and the like) back after the block."""
+    return put_back(() if model is None else model.buffers())
 
 
 @contextmanager
@@ -140,19 +146,25 @@ def check_pairing(once: Tensor, again: Tensor) -> None:
         )
 
 
-@contextmanager
-def in_float32(model: nn.Module | None) -> Iterator[None]:
-    """The model computes in float32 inside the block, without TF32, whatever autocast `loss_at` opens around a call of it.
+PRECISIONS = ("float32", "tf32", "bf16")
 
-    A change of the loss over one step is lost in the rounding of bfloat16. A model whose weights are of lower precision
-    keeps theirs.
+
+@contextmanager
+def computing_in(precision: str | None, model: nn.Module | None) -> Iterator[None]:
+    """The model computes in this precision inside the block, whatever autocast `loss_at` opens around a call of it.
+
+    "float32" is without TF32: much of a change of the loss over one step is lost in rounding otherwise. A model whose weights
+    are of lower precision keeps theirs. None leaves all as it is.
     """
+    if precision is None:
+        yield
+        return
     contexts: list[torch.autocast] = []
     modules = [] if model is None else list(model.modules())
     device = "cpu" if model is None else next((one.device.type for one in model.parameters()), "cpu")
 
     def enter(module: nn.Module, arguments: Any) -> None:
-        contexts.append(torch.autocast(device, enabled=False))
+        contexts.append(torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"))
         contexts[-1].__enter__()
 
     def leave(module: nn.Module, arguments: Any, output: Any) -> None:
@@ -160,32 +172,123 @@ def in_float32(model: nn.Module | None) -> Iterator[None]:
 
     handles = [one.register_forward_pre_hook(enter, prepend=True) for one in modules]
     handles += [one.register_forward_hook(leave, always_call=True) for one in modules]
+    products = {"float32": full_float32, "tf32": with_tf32, "bf16": nullcontext}[precision]
     try:
-        with full_float32():
+        with products():
             yield
     finally:
         for handle in handles:
             handle.remove()
 
 
+def at_precision(
+    loss_at: Callable[[Any, Tensor], Any], precision: str | None, model: nn.Module | None
+) -> Callable[[Any, Tensor], Any]:
+    """`loss_at` with the model computing in this precision; one that has an `at_precision` of its own sees to it itself."""
+    if precision is None:
+        return loss_at
+    own = getattr(loss_at, "at_precision", None)
+    if own is not None:
+        return own(precision)
+
+    def losses(rows: Any, u: Tensor) -> Any:
+        with computing_in(precision, model):
+            return loss_at(rows, u)
+
+    return losses
+
+
+def differentiate(
+    loss_at: Callable[[Any, Tensor], Any], rows: Tensor, u: Tensor, weight: Tensor, backward: Callable[[Tensor], None]
+) -> None:
+    """Gradients of the weighted sum of losses, into `.grad` of the parameters: by the backward pass of `set_aside_gradients`.
+
+    A `loss_at` that has `gradients` of its own, as on the trainer's fast path, is asked for them; they are valid until it is
+    asked again.
+    """
+    own = getattr(loss_at, "gradients", None)
+    found = None if own is None else own(rows, u, weight)
+    if found is None:
+        backward((weight * check_evaluation(loss_at(rows, u), u)).sum())
+        return
+    for parameter, gradient in found:
+        parameter.grad = gradient
+
+
+Replayer = Callable[..., Any]
+"""(call, module, *tensors) -> call(*tensors), where the call reads nothing but the tensors and the module's weights."""
+
+_replayer: ContextVar[Replayer | None] = ContextVar("replayer", default=None)
+
+
+@contextmanager
+def replaying(replayer: Replayer) -> Iterator[None]:
+    """Inside the block, `replayed` leaves its calls to this: to a training loop that can record them."""
+    token = _replayer.set(replayer)
+    try:
+        yield
+    finally:
+        _replayer.reset(token)
+
+
+def replayed(call: Callable[..., Any], module: nn.Module, *tensors: Tensor) -> Any:
+    """call(*tensors), which reads nothing else but the module's weights; as a recording where the loop makes them."""
+    replayer = _replayer.get()
+    return call(*tensors) if replayer is None else replayer(call, module, *tensors)
+
+
 class KeptParameters:
     """A model's parameters as they are now, to be put back for a while after an optimizer step."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.kept = [(one, one.detach().clone()) for one in model.parameters() if one.requires_grad]
+        self.parameters = [one for one in model.parameters() if one.requires_grad]
+        self.kept = copies(self.parameters)
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """The kept parameters inside the block, today's after it, bit for bit."""
-        with torch.no_grad():
-            now = [(one, one.detach().clone()) for one, _ in self.kept]
-            try:
-                for one, value in self.kept:
-                    one.copy_(value)
-                yield
-            finally:
-                for one, value in now:
-                    one.copy_(value)
+        now = copies(self.parameters)
+        try:
+            write(self.parameters, self.kept)
+            yield
+        finally:
+            write(self.parameters, now)
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Of their values, in a few kernels."""
+    if not all(_is_plain(one) for one in tensors):
+        return [one.detach().clone() for one in tensors]
+    made = [torch.empty_like(one, requires_grad=False) for one in tensors]
+    write(made, tensors)
+    return made
+
+
+@torch.no_grad()
+def write(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Values into tensors, in a few kernels."""
+    alike: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    for one, value in zip(tensors, values, strict=True):
+        if _is_plain(one) and _is_plain(value):
+            targets, sources = alike.setdefault((one.device, one.dtype), ([], []))
+            targets.append(one)
+            sources.append(value)
+        else:
+            one.copy_(value)
+    for targets, sources in alike.values():
+        torch._foreach_copy_(targets, sources)
+
+
+def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Of all of them together, also of sharded ones, in float32."""
+    if all(_is_plain(one) for one in tensors):
+        return (torch.stack(torch._foreach_norm(list(tensors), dtype=torch.float32)) ** 2).sum()
+    return torch.stack([distributed.whole((one.float() ** 2).sum()) for one in tensors]).sum()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Not sharded, nor anything else that torch's functions on lists may not know."""
+    return type(tensor) in (Tensor, nn.Parameter)
 
 
 class Snapshot:
@@ -196,22 +299,23 @@ class Snapshot:
         tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
         for group in optimizer.param_groups:
             tensors.update({id(parameter): parameter for parameter in group["params"]})
-        self.tensors = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
+        self.tensors = list(tensors.values())
+        self.values = copies(self.tensors)
         self.state = {parameter: _copied(entries) for parameter, entries in optimizer.state.items()}
         self.groups = [_copied(group) for group in optimizer.param_groups]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put everything back; may be called more than once."""
-        for tensor, value in self.tensors:
-            tensor.copy_(value)
+        tensors, values = list(self.tensors), list(self.values)
         for parameter in list(self.optimizer.state):
             if parameter in self.state:
-                _put_back(self.optimizer.state[parameter], self.state[parameter])
+                _put_back(self.optimizer.state[parameter], self.state[parameter], tensors, values)
             else:
                 del self.optimizer.state[parameter]
         for group, before in zip(self.optimizer.param_groups, self.groups, strict=True):
-            _put_back(group, before)
+            _put_back(group, before, tensors, values)
+        write(tensors, values)
 
 
 def _copied(entries: dict[str, Any]) -> dict[str, Any]:
@@ -223,10 +327,11 @@ def _copied(entries: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _put_back(entries: dict[str, Any], before: dict[str, Any]) -> None:
-    """Entries as they were, tensors in their own memory."""
+def _put_back(entries: dict[str, Any], before: dict[str, Any], tensors: list[Tensor], values: list[Tensor]) -> None:
+    """Entries as they were; tensors are collected with their values, to be written into their own memory."""
     for name, value in before.items():
         if isinstance(value, Tensor):
-            entries[name].copy_(value)
+            tensors.append(entries[name])
+            values.append(value)
         else:
             entries[name] = copy.deepcopy(value)

@@ -158,9 +158,11 @@ class Listener:
         """Begin the sampler's block: gradients are complete, no parameter has changed."""
         trained = [one for one in self.pending if one.done]
         self._look_for_parameters()
+        found = getattr(self.optimizer, "found_inf", None)
+        overflowed = isinstance(found, Tensor) and bool(found)
         if not trained:
             self._check_forgotten()
-        elif not self._overflowed():
+        elif not overflowed:
             draws, losses = [one.draw for one in trained], [one.losses for one in trained]
             block = self.sampler.observe(draws, losses, trained[-1].loss_at)
             block.__enter__()
@@ -199,10 +201,6 @@ class Listener:
         if block is not None:
             skipped = StepSkipped()
             block.__exit__(StepSkipped, skipped, None)
-
-    def _overflowed(self) -> bool:
-        found = getattr(self.optimizer, "found_inf", None)
-        return isinstance(found, Tensor) and bool(found)
 
     def _check_forgotten(self) -> None:
         """An error if this step trains on a draw whose losses went another way."""

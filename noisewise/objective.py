@@ -65,10 +65,6 @@ def eps_error_per_prediction_error(log_snr: Tensor, prediction: str, sigma_data:
     return torch.ones_like(lam)
 
 
-def _or_usual(prediction: str | None, process: Process) -> str:
-    return process.usual_prediction if prediction is None else WORDS.get(prediction, prediction)
-
-
 @dataclass(frozen=True)
 class Objective:
     """Turns a model's output into one loss a sample, averaged over the sample's elements and not weighted.
@@ -90,7 +86,9 @@ class Objective:
     sigma_data: float = 0.5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prediction", _or_usual(self.prediction, check_process(self.process)))
+        meant: str | None = self.prediction
+        usual = check_process(self.process).usual_prediction
+        object.__setattr__(self, "prediction", usual if meant is None else WORDS.get(meant, meant))
         check_prediction(self.prediction)
         if self.loss not in LOSS_KINDS:
             raise ValueError(f"unknown loss {self.loss!r}: choose one of {', '.join(LOSS_KINDS)}")

@@ -1,26 +1,36 @@
-"""Float32 that is float32: no TF32 inside, whatever the caller has switched on (torch has it on for convolutions)."""
+"""Float32 that is float32, or TF32 throughout, whatever the caller has switched on (torch has TF32 on for convolutions)."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
 
-def _switches() -> list[tuple[Any, str, Any]]:
-    """(where, attribute, value without TF32)."""
+def _switches(tf32: bool = False) -> list[tuple[Any, str, Any]]:
+    """(where, attribute, value without TF32 or with it)."""
     convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
     if hasattr(convolutions, "conv"):  # torch 2.9 and later
-        return [(convolutions.conv, "fp32_precision", "ieee"), (products, "fp32_precision", "ieee")]
-    return [(convolutions, "allow_tf32", False), (products, "allow_tf32", False)]
+        value = "tf32" if tf32 else "ieee"
+        return [(convolutions.conv, "fp32_precision", value), (products, "fp32_precision", value)]
+    return [(convolutions, "allow_tf32", tf32), (products, "allow_tf32", tf32)]
+
+
+def full_float32() -> AbstractContextManager[None]:
+    """Convolutions and matrix products without TF32 inside the block; the caller's settings return after it."""
+    return _switched(tf32=False)
+
+
+def with_tf32() -> AbstractContextManager[None]:
+    """The same with TF32."""
+    return _switched(tf32=True)
 
 
 @contextmanager
-def full_float32() -> Iterator[None]:
-    """Convolutions and matrix products without TF32 inside the block; the caller's settings return after it."""
+def _switched(tf32: bool) -> Iterator[None]:
     before = [(where, name, getattr(where, name)) for where, name, _ in _switches()]
     try:
-        for where, name, value in _switches():
+        for where, name, value in _switches(tf32):
             setattr(where, name, value)
         yield
     finally:

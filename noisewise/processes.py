@@ -91,7 +91,7 @@ def check_process(given: Any, which: str = "the first argument must be a Process
     if isinstance(given, Process):
         return given
     known = isinstance(given, str) and given.partition(":")[0] in PROCESSES
-    hint = f"; noisewise.spec.build_process({given!r}) makes one" if known else ""
+    hint = f"; noisewise.spec.build_process({given!r}) makes one" if known else "; call it: ...()" if callable(given) else ""
     raise TypeError(f"{which}, got {repr(given)[:80]}{hint}")
 
 

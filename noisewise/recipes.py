@@ -84,7 +84,7 @@ class Recipe(KeepsPrecision):
     # What the training loop calls -----------------------------------------------------------------------------------
 
     def attach(self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None) -> "Recipe":
-        """Listen to `optimizer.step()` through torch's own hooks: each step closes what was drawn since the one before.
+        """Listen to `optimizer.step()` through torch's own hooks: each step teaches the sampler what the last batches did.
 
         Args:
             optimizer: the one that trains the model, also as Accelerate and Lightning wrap it.
@@ -100,7 +100,7 @@ class Recipe(KeepsPrecision):
         return self
 
     def detach(self) -> None:
-        """Stop listening, and forget what was not closed by a step."""
+        """Stop listening, and forget batches since the last step."""
         if self._listener is not None:
             self._listener.remove()
             self._listener = None
@@ -160,7 +160,7 @@ class Recipe(KeepsPrecision):
         return weighted
 
     def drop(self) -> None:
-        """Forget all that was handed over since the last step: its gradients are not to be stepped with."""
+        """Forget the batches since the last step, when their gradients are thrown away."""
         if self._listener is not None:
             self._listener.clear()
 
@@ -206,7 +206,7 @@ class Recipe(KeepsPrecision):
         return torch.tensor(list(self.spec.encode()), dtype=torch.uint8)  # a tensor, so that any format can hold it
 
     def set_extra_state(self, state: Tensor) -> None:
-        """What the spec was is for messages; what this recipe is was said when it was made."""
+        """A saved spec is for messages only: the recipe stays what it was made as."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Go on from a saved state. One that does not fit is an error, or with strict=False a warning and a new beginning."""

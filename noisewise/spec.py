@@ -21,12 +21,11 @@ from types import NoneType
 from typing import Any, get_args
 
 from noisewise.objective import Objective
-from noisewise.printable import printable
 from noisewise.processes import PROCESSES, Process
 from noisewise.samplers import ALIASES, SAMPLERS, Sampler
 from noisewise.samplers.learning import Learner
-from noisewise.suggest import unknown
 from noisewise.weighting import WEIGHTINGS, NoWeight, Weighting, WeightProduct
+from noisewise.words import printable, unknown
 
 DEEPEST = 20  # brackets in one another
 LONGEST = 4000  # characters
@@ -93,7 +92,7 @@ def _terms(spec: str) -> tuple[Term | None, Weighting]:
         elif term.name in WEIGHTINGS:
             weightings.append(_call(term, WEIGHTINGS[term.name], [], _plain_settings(term, WEIGHTINGS[term.name])))
         else:
-            raise _unknown("sampler or weighting", term.name, [*SAMPLERS, *WEIGHTINGS], spec)
+            raise _unknown("sampler or weighting", term.name, [*SAMPLERS, *WEIGHTINGS], spec, listed=False)
     if len(weightings) > 1:
         return sampler_term, WeightProduct(*weightings)
     return sampler_term, weightings[0] if weightings else NoWeight()
@@ -305,5 +304,5 @@ def _signature(source: Any) -> inspect.Signature:
         ) from None
 
 
-def _unknown(what: str, name: str, known: Iterable[str], spec: str) -> SpecError:
-    return SpecError(f"in {spec!r}: {unknown(what, name, sorted(set(known)))}")
+def _unknown(what: str, name: str, known: Iterable[str], spec: str, listed: bool = True) -> SpecError:
+    return SpecError(f"in {spec!r}: " * (spec != name) + unknown(what, name, sorted(set(known)), listed))

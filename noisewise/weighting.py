@@ -13,10 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from noisewise import bells
 from noisewise.levels import check_size, check_u, interval
 from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
-from noisewise.process_increments import scaled_variance_increment, vanishing_point
+from noisewise.process_curves import BELLS, bell_masses, scaled_variance_increment, vanishing_point
 from noisewise.processes import DDPM, Process
 from noisewise.running import KeepsPrecision
 
@@ -294,12 +293,12 @@ class Bell(OfProcess):
     def __init__(self, location: float = 0.0, scale: float = 0.5, shape: str = "laplace") -> None:
         super().__init__(location, scale, shape)
         _check_positive("scale", scale)
-        if shape not in bells.SHAPES:
-            raise ValueError(f"shape must be one of {', '.join(bells.SHAPES)}, got {shape!r}")
+        if shape not in BELLS:
+            raise ValueError(f"shape must be one of {', '.join(BELLS)}, got {shape!r}")
         self.location, self.scale, self.shape = location, scale, shape
 
     def table(self, process: Process) -> Tensor:
-        mass = bells.masses(process, bells.SHAPES[self.shape], self.location, self.scale, process.steps or self.grid)
+        mass = bell_masses(process, self.shape, self.location, self.scale, process.steps or self.grid)
         return mass / mass.mean()
 
 

@@ -45,18 +45,8 @@ NUMBERS = [
     "0.9", "0.99", "1.5", "0.999999", "nan", "inf", "-inf", "1e+3", "0x10", "1_000", "7.0", "true", "None", "٣",
 ]  # fmt: skip
 WORDS = ["", " ", "loss", "reinforce", "lookahead", "u", "log_snr", "none", "true", "false", "unbiased", "target", "clipped(5)"]
-WORDS += [
-    "clipped(1e308)",
-    "tempered(0.5)",
-    "tempered(nan)",
-    "stratified",
-    "antithetic",
-    "laplace",
-    "normal",
-    "cosine",
-    "ü",
-    "(",
-]
+WORDS += ["clipped(1e308)", "tempered(0.5)", "tempered(nan)", "stratified", "antithetic", "laplace", "normal", "cosine"]
+WORDS += ["ü", "("]
 WORDS += ["global", "grid", "correlation", "small", "/dev/null", "/nowhere/at/all.npy", ".", "\0", "\x1b[31m", "a" * 300]
 MEANT = {
     "correction": ["none", "unbiased", "target", "clipped(3)", "tempered(0.5)", "clipped(1e9)"],
@@ -68,28 +58,8 @@ MEANT = {
     "variance": ["large", "small"],
     "shape": ["laplace", "normal", "linear", "cosine"],
 }
-PIECES = [
-    "(",
-    ")",
-    "+",
-    ",",
-    ":",
-    "=",
-    "((",
-    "))",
-    "++",
-    "mix:of=",
-    "1e999",
-    "%",
-    "\n",
-    "\0",
-    "é",
-    "adaptive",
-    "minsnr",
-    "::",
-    "==",
-    "-",
-]
+PIECES = ["(", ")", "+", ",", ":", "=", "((", "))", "++", "mix:of=", "1e999", "%", "\n", "\0", "é", "adaptive", "minsnr"]
+PIECES += ["::", "==", "-"]
 
 
 def made_spec(rng: random.Random, depth: int = 0) -> str:

@@ -58,6 +58,29 @@ def test_a_process_that_waits_for_its_turn_ends_when_nobody_is_left_to_give_it(b
     assert len(made) == 1  # none of the steps that are timed
 
 
+@pytest.mark.parametrize("settings", [{}, {"classes": 0}, {"final_conv": True, "time_mlp": True}])
+def test_operations_of_a_transformer_are_those_that_torch_counts(benchmark, settings):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from noisewise.models import DiT, UViT
+
+    for kind in (DiT, UViT):
+        more = {name: value for name, value in settings.items() if name == "classes" or kind is UViT}
+        network = kind((4, 8, 8), **{"classes": 7, "width": 32, "depth": 3, "heads": 4, **more})
+        x, time = torch.zeros(1, 4, 8, 8, requires_grad=True), torch.zeros(1)
+        with FlopCounterMode(display=False) as forward, sdpa_kernel(SDPBackend.MATH):  # the products of others go uncounted
+            network(x, time)
+        assert benchmark("throughput").transformer_operations(network) == 3 * forward.get_total_flops()
+
+
+def test_large_models_get_ready_one_after_another(benchmark):
+    groups, wanted = benchmark("throughput").groups, [("a", "x"), ("a", "y"), ("b", "x")]
+    assert groups(wanted, 0) == [wanted]
+    assert groups(wanted, 2) == [wanted[:2], wanted[2:]]
+    assert groups([], 0) == []
+
+
 # strata -----------------------------------------------------------------------------------------------------------------
 
 
@@ -337,10 +360,11 @@ def test_seconds_of_runs_that_shared_a_gpu_are_those_of_their_steps_alone(benchm
         {"spec": "uniform", "ratio": 1.0, "steps_per_second": 100.0},
         {"spec": "adaptive", "ratio": 1.02, "steps_per_second": 98.0},
         {"spec": "paper_cifar10", "ratio": 1.2, "steps_per_second": 83.0},
+        {"spec": "adaptive:estimator=reinforce", "ratio": 1.6, "steps_per_second": 62.0},
     ]
     cost = rebuild.Cost(rows)
     expected = {"uniform": 0.01, "minsnr:gamma=5": 0.01, "adaptive": 0.0102, "adaptive:floor=0.5+p2": 0.0102}
-    expected |= {"paper_cifar10:normalise=true+minsnr": 0.012}
+    expected |= {"paper_cifar10:normalise=true+minsnr": 0.012, "adaptive:estimator=reinforce,floor=0": 0.016}
     assert {spec: cost.step_seconds(spec) for spec in expected} == pytest.approx(expected)
     with pytest.raises(ValueError, match="no cost of logit_normal was measured"):
         cost.step_seconds("logit_normal")
@@ -351,6 +375,7 @@ def test_seconds_of_runs_that_shared_a_gpu_are_those_of_their_steps_alone(benchm
 def test_the_cost_of_a_method_is_that_of_its_blocks_over_uniforms_of_the_same_round(benchmark, monkeypatch):
     method_cost = benchmark("method_cost")
     trainer = argparse.Namespace(objective=Objective(DDPM.linear()), device=torch.device("cpu"), network=None, optimizer=None)
+    trainer.arithmetic = None
     monkeypatch.setattr(method_cost, "protocol_trainer", lambda *_: trainer)
     clocks, calls = iter([9.0, 9.0, 1.0, 1.1, 2.0, 2.1, 4.0, 4.4]), []
 
@@ -359,7 +384,9 @@ def test_the_cost_of_a_method_is_that_of_its_blocks_over_uniforms_of_the_same_ro
         return next(clocks)
 
     monkeypatch.setattr(method_cost, "block", block)
-    args = argparse.Namespace(methods="min-snr,adaptive", device="cpu", channels=16, batch=8, rounds=3, steps=40, warm=7)
+    args = argparse.Namespace(
+        methods="min-snr,adaptive", device="cpu", channels=16, batch=8, rounds=3, steps=40, warm=7, limit=99
+    )
     uniform, adaptive = method_cost.measure(args)
     assert calls == [("Uniform", 7), ("AdaptiveSampler", 7)] + 3 * [("Uniform", 40), ("AdaptiveSampler", 40)]
     assert (uniform["method"], uniform["ratio"], uniform["steps_per_second"]) == ("uniform", 1.0, 20.0)

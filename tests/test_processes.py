@@ -25,7 +25,6 @@ from noisewise.spec import build_process
 DISCRETE = ("linear", "cosine", "quadratic")
 CONTINUOUS = tuple(name for name in PROCESSES if name not in DISCRETE)
 SCHEDULES = [(DDPM.linear, "linear"), (DDPM.quadratic, "scaled_linear"), (DDPM.cosine, "squaredcos_cap_v2")]
-u_values = st.floats(0, 1, width=32)
 
 
 def scheduler(name="linear", steps=1000, **options):
@@ -207,25 +206,6 @@ def test_u_of_log_snr_stays_in_range(name):
     assert u[-1] < 0.01
 
 
-@pytest.mark.parametrize("name", PROCESSES)
-@given(u=u_values, v=u_values)
-@settings(max_examples=30, deadline=None)
-def test_more_u_is_never_less_noise(name, u, v):
-    process = build(name)
-    less, more = process.log_snr(torch.tensor(sorted([u, v])))
-    assert less >= more
-
-
-@pytest.mark.parametrize("name", CONTINUOUS)
-@given(log_snr=st.floats(-8, 8))
-@settings(max_examples=30, deadline=None)
-def test_every_reachable_log_snr_is_reached(name, log_snr):
-    process = build(name)
-    low, high = process.log_snr(torch.tensor([1.0, 0.0], dtype=torch.float64)).tolist()
-    reached = process.log_snr(process.u_of_log_snr(torch.tensor([log_snr], dtype=torch.float64))).item()
-    assert reached == pytest.approx(min(max(log_snr, low), high), abs=1e-5)
-
-
 @given(betas=st.lists(st.floats(1e-5, 0.9), min_size=1, max_size=40))
 @settings(max_examples=60, deadline=None)
 def test_any_betas(betas):
@@ -237,12 +217,6 @@ def test_any_betas(betas):
     assert torch.equal(process.index(process.u_of_log_snr(process.log_snr(u))), torch.arange(len(betas)))
 
 
-def test_from_alphas_cumprod_equals_the_betas():
-    ours = DDPM.linear(50)
-    again = DDPM.from_alphas_cumprod(ours.alphas_cumprod)
-    torch.testing.assert_close(again.betas, ours.betas, rtol=1e-9, atol=0)
-
-
 # Closed forms
 
 
@@ -252,11 +226,6 @@ def test_edm_sigma_is_lognormal():
     np.testing.assert_allclose(sigma.numpy(), stats.lognorm(s=1.2, scale=math.exp(-1.2)).ppf(u.numpy()), rtol=1e-9)
     assert bool((alpha == 1).all())
     torch.testing.assert_close(EDM().time(u), sigma.log() / 4)
-
-
-def test_edm_drawn_uniformly_passes_ks():
-    u = torch.rand(20_000, generator=torch.Generator().manual_seed(0))
-    assert stats.kstest(EDM().scales(u)[1].log().numpy(), stats.norm(-1.2, 1.2).cdf).pvalue > 0.01
 
 
 def test_ve_is_geometric():
@@ -386,6 +355,7 @@ def test_short_schedules_with_zero_terminal_snr_have_finite_rates(betas):
         ([0.1, -0.2], r"\(0, 1\]"),
         ([0.1, 1.2], r"\(0, 1\]"),
         ([0.1, math.nan], r"\(0, 1\]"),
+        ([0.1, 1.0, 0.1], "only the last beta may be 1"),
     ],
 )
 def test_wrong_betas(betas, message):
@@ -420,11 +390,6 @@ def test_the_noisier_part_of_a_schedule_is_one_too():
     betas = DDPM.from_alphas_cumprod(bar).betas
     assert float(betas[0]) > 0.9
     torch.testing.assert_close(DDPM(betas).alphas_cumprod, bar)
-
-
-def test_a_beta_of_one_before_the_last_is_refused():
-    with pytest.raises(ValueError, match="beta"):
-        DDPM(torch.tensor([0.1, 1.0, 0.1]))
 
 
 @pytest.mark.parametrize("bar", [[0.9, 0.95], [1.0, 0.5], [0.9, -0.1], [0.9, 0.9], [0.9, math.nan]])

@@ -237,28 +237,26 @@ def settled(bins=20, decay=0.98, n=128, steps=60, scale=1.0):
 def test_one_outlier_moves_no_interval_by_more_than_a_tenth(outlier, n):
     running, _ = settled(n=n)
     before = running.mean(), running.second_moment()
-    assert int(running.usual.outliers) == 0
+    assert int(running.outliers) == 0
     batch = running.update(torch.tensor([0.52]), torch.tensor([outlier]))
-    assert int(running.usual.outliers) + int(batch[3].sum()) == 1
+    assert int(running.outliers) + int(batch[3].sum()) == 1
     for old, new in zip(before, (running.mean(), running.second_moment()), strict=True):
         change = new / old
         assert change[10] <= 1.1 + 1e-6
         assert torch.equal(change[:10], torch.ones(10))
     assert bool(torch.isfinite(running.sums).all())
-    assert bool(torch.isfinite(running.usual.sums).all())
 
 
 def test_what_is_below_the_limit_is_taken_as_it_is():
     running, _ = settled()
-    squares, count = running.usual.sums[:, 10]
-    factor = (0.08 * count) ** 2 + 100 * count / (count - 4) + 400 * count / (count - 4) ** 2
-    limit = math.sqrt(float(factor * squares / count))
+    count, _, squares = running.sums[:, 10]
+    limit = math.sqrt(float(((0.08 * count) ** 2 + 500 * count * (count - 4) ** -1.5) * squares / count))
     batch = running.update(torch.tensor([0.52]), torch.tensor([0.99 * limit]))
     assert batch[1, 10].item() == pytest.approx(0.99 * limit)
-    assert int(running.usual.outliers) == 0
+    assert int(running.outliers) == 0
     running, _ = settled()
     running.update(torch.tensor([0.52]), torch.tensor([1.01 * limit]))
-    assert int(running.usual.outliers) == 1
+    assert int(running.outliers) == 1
 
 
 def test_a_level_that_stays_is_followed():
@@ -273,7 +271,7 @@ def test_losses_that_fall_fast_or_rise_tenfold_are_no_outliers():
     for scale in [0.5**i for i in range(20)] + [1e-5, 1e-4, 1e-3]:
         u = torch.rand(128, generator=generator)
         running.update(u, scale * (0.02 + u))
-    assert int(running.usual.outliers) == 0
+    assert int(running.outliers) == 0
 
 
 @pytest.mark.parametrize("n", [1, 4, 16])
@@ -294,7 +292,7 @@ def test_a_target_that_weighs_one_timestep_a_thousandfold_makes_no_outliers():
         batch = running.update(u, losses, weights)
         total += batch[1]
         np.testing.assert_allclose(batch[1].sum(), (weights * losses).sum(), rtol=1e-5)
-    assert int(running.usual.outliers) == 0
+    assert int(running.outliers) == 0
     assert total[3] > 3 * total[:3].sum()
 
 
@@ -311,8 +309,8 @@ def test_one_outlier_moves_no_stratum_of_a_density_by_more_than_a_tenth(name, ou
             bad[5] = outlier
         with clean.observe(draw, losses), poisoned.observe(same, bad):
             pass
-    usual = poisoned.usual if name.startswith("loss_moment") else poisoned.estimator.running.usual
-    assert int(usual.outliers) + int(poisoned.skipped.total) == 1
+    running = poisoned.running if name.startswith("loss_moment") else poisoned.estimator.running
+    assert int(running.outliers) + int(poisoned.skipped.total) == 1
     assert (poisoned.table.mass / clean.table.mass).max() <= 1.1
     assert (poisoned.table.mass / clean.table.mass).min() >= 0.9
     assert all(bool(torch.isfinite(one).all()) for one in poisoned.state_dict().values())
@@ -322,19 +320,19 @@ def test_outliers_are_told_of_once():
     running, _ = settled()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        running.usual.warn()
+        running.warn()
     running.update(torch.tensor([0.52]), torch.tensor([1e6]))
     with pytest.warns(RuntimeWarning, match="1 losses so far were ten times and more above"):
-        running.usual.warn()
+        running.warn()
 
 
 def test_a_state_from_before_there_was_a_limit_is_taken():
     running, _ = settled()
-    state = {name: value for name, value in running.state_dict().items() if not name.startswith("usual.")}
+    state = {name: value for name, value in running.state_dict().items() if name != "beyond"}
     other = RunningLoss(even_edges(20))
     other.load_state_dict(state)
     assert torch.equal(other.sums, running.sums)
-    assert float(other.usual.sums.sum()) == 0
+    assert int(other.outliers) == 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -362,7 +360,6 @@ def test_on_a_gpu_nothing_waits_and_a_recorded_update_bounds_outliers_too():
         losses[3] = bad
         graph.replay()
         running.update(u.cpu(), losses.cpu(), weights.cpu())
-    assert float(there.usual.outliers) == float(running.usual.outliers) == 1
+    assert float(there.outliers) == float(running.outliers) == 1
     assert (there.mean() / before).max().item() <= 1.2
     torch.testing.assert_close(there.sums.cpu(), running.sums, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(there.usual.sums.cpu(), running.usual.sums, rtol=1e-4, atol=1e-5)

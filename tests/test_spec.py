@@ -12,22 +12,12 @@ from hypothesis import strategies as st
 
 import noisewise
 from noisewise.objective import Objective
-from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow
+from noisewise.processes import DDPM, EDM, VE, VP, Flow
 from noisewise.samplers import SAMPLERS, AdaptiveSampler, LogitNormal, Mix, Product, Sampler, SpeeD, Switch, Uniform
 from noisewise.samplers.learning import Learner
 from noisewise.spec import SpecError, Term, build_process, build_weighting, parse, split_specs
 from noisewise.weighting import P2, WEIGHTINGS, ChangeAware, Learned, MinSNR, NoWeight, Weighting
 
-DOCUMENTED = [
-    "uniform",
-    "minsnr:gamma=5",
-    "speed:k=5",
-    "speed:k=5+change_aware",
-    "logit_normal+minsnr:gamma=5",
-    "mix:of=(speed:k=5),floor=0.1",
-    "adaptive+minsnr",
-    "adaptive:every=40,floor=0.1",
-]
 NEEDED = {
     "table": "file={file}",
     "mix": "of=speed",
@@ -48,14 +38,6 @@ def process():
 def weights_of(weighting, u=None):
     u = torch.linspace(0.05, 0.95, 19) if u is None else u
     return weighting(Objective(process()), u)
-
-
-@pytest.mark.parametrize("spec", DOCUMENTED)
-def test_documented_examples(spec):
-    recipe = noisewise.recipe(spec, process())
-    assert recipe.spec == spec
-    u = recipe.sampler.sample(8).u
-    assert bool(torch.isfinite(recipe.weighting.weights(Objective(process()), u)).all())
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -100,7 +82,8 @@ def test_values_have_types():
     assert noisewise.recipe("vlb:clip=none,variance=small,normalise=false", process()).weighting.clip is None
     assert noisewise.recipe("vlb:clip=2e1,variance=small", process()).weighting.clip == 20.0
     assert noisewise.recipe("vlb:normalise=False", process()).weighting.normalise is False
-    assert noisewise.recipe("logit_normal:mean=-0.5", process()).sampler.mean == -0.5
+    for text, value in (("-0.5", -0.5), ("-1e+0", -1), ("-2.5E+0", -2.5)):
+        assert noisewise.recipe(f"logit_normal:mean={text}+minsnr", process()).sampler.mean == value
 
 
 @pytest.mark.parametrize(
@@ -113,6 +96,7 @@ def test_values_have_types():
         ("5.e+0", 5),
         ("1e3", 1000),
         ("1e-3", 1e-3),
+        ("2.5E+0", 2.5),
     ],
 )
 def test_numbers_with_an_exponent(text, value):
@@ -120,11 +104,6 @@ def test_numbers_with_an_exponent(text, value):
     assert recipe.sampler.first.k == value
     expected = weights_of(MinSNR(value)) * weights_of(WEIGHTINGS["p2"]())
     torch.testing.assert_close(weights_of(recipe.weighting), expected)
-
-
-@pytest.mark.parametrize(("text", "value"), [("-1e+0", -1), ("-2.5E+0", -2.5), ("-1e-1", -0.1)])
-def test_negative_numbers_with_an_exponent(text, value):
-    assert noisewise.recipe(f"logit_normal:mean={text}+minsnr", process()).sampler.mean == value
 
 
 def test_the_types_of_settings_are_read_from_their_annotations(monkeypatch):
@@ -218,23 +197,6 @@ def test_order_and_spaces_do_not_matter():
     assert isinstance(other.weighting, MinSNR)
 
 
-def test_weightings_multiply():
-    product = noisewise.recipe("minsnr:gamma=2+p2+debiased", process()).weighting
-    expected = weights_of(MinSNR(2.0)) * weights_of(WEIGHTINGS["p2"]()) * weights_of(WEIGHTINGS["debiased"]())
-    torch.testing.assert_close(weights_of(product), expected)
-
-
-@pytest.mark.parametrize("spec", ["minsnr+p2+learned", "minsnr+learned+p2", "learned+minsnr+p2"])
-def test_a_learned_weight_acts_last_wherever_it_is_named(spec):
-    weighting = noisewise.recipe(spec, process()).weighting
-    learned = next(module for module in weighting.modules() if isinstance(module, Learned))
-    torch.nn.init.normal_(learned.coefficients, std=0.1, generator=torch.Generator().manual_seed(0))
-    objective, u = Objective(process()), torch.linspace(0.05, 0.95, 19)
-    s = learned.log_variance(objective.process.log_snr(u))
-    expected = weights_of(MinSNR()) * weights_of(WEIGHTINGS["p2"]()) * u * torch.exp(-s) + s
-    torch.testing.assert_close(weighting.weighted(u, objective, u), expected)
-
-
 def test_nesting():
     recipe = noisewise.recipe("switch:first=(mix:of=(speed:k=3),floor=0.25),then=(logit_normal:mean=1),at=5+minsnr", process())
     sampler = recipe.sampler
@@ -269,6 +231,11 @@ def test_product_knows_the_prediction():
 )
 def test_product_corrects_as_its_sampler_does(spec, correction):
     assert str(noisewise.recipe(spec, process()).sampler.correction) == correction
+
+
+def test_product_draws_as_its_sampler_does():
+    made = noisewise.recipe("product:of=(logit_normal:draws=stratified),weight=minsnr", process()).sampler
+    assert made.draws == "stratified"
 
 
 @pytest.mark.parametrize("name", ["adaptive", "loss_adaptive", "loss_moment", "gradient_variance"])
@@ -322,10 +289,6 @@ def test_strata_never_cut_a_timestep(steps, strata):
 
 CLASSES = {name: getattr(maker, "func", maker) for name, maker in SAMPLERS.items()}
 LEARNING = [name for name, made in CLASSES.items() if isinstance(made, type) and issubclass(made, Learner)]
-
-
-def test_the_learning_samplers_are_known():
-    assert {"adaptive", "loss_adaptive", "loss_moment", "gradient_variance"} <= set(LEARNING)
 
 
 @pytest.mark.parametrize("name", LEARNING)
@@ -472,13 +435,6 @@ def test_wrong_values_are_explained_by_their_owner(spec, message):
         noisewise.recipe(spec, process())
 
 
-def test_a_lone_weighting_or_sampler():
-    with pytest.raises(SpecError, match="names the sampler speed"):
-        build_weighting("speed")
-    with pytest.raises(SpecError, match="should be a sampler alone"):
-        noisewise.recipe("mix:of=minsnr", process())
-
-
 # Parsing
 
 
@@ -544,11 +500,6 @@ def test_a_process_with_its_settings(spec, expected):
     assert torch.equal(made.log_snr(u), expected.log_snr(u))
 
 
-@pytest.mark.parametrize("name", PROCESSES)
-def test_every_process_can_be_named(name):
-    assert bool(torch.isfinite(build_process(name).log_snr(torch.tensor([0.25, 0.5]))).all())
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -569,19 +520,6 @@ def test_every_process_can_be_named(name):
 )
 def test_a_process_that_cannot_be_understood_is_explained(spec, message):
     with pytest.raises(SpecError, match=message):
-        build_process(spec)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("linear:steps=0", "at least one timestep, got 0"),
-        ("flow:time_scale=0", "time_scale must be positive"),
-        ("edm:std=-1", "std > 0"),
-    ],
-)
-def test_an_impossible_process_is_explained_by_its_owner(spec, message):
-    with pytest.raises(ValueError, match=message):
         build_process(spec)
 
 
@@ -609,15 +547,6 @@ def test_a_list_of_specs(text, specs):
 def test_an_empty_place_in_a_list_is_refused(text):
     with pytest.raises(SpecError, match="has an empty place between its commas"):
         split_specs(text)
-
-
-def test_brackets_in_a_list_must_match():
-    with pytest.raises(SpecError, match="brackets do not match"):
-        split_specs("mix:of=(speed,uniform")
-
-
-def test_the_documented_specs_survive_a_list():
-    assert split_specs(",".join(DOCUMENTED)) == DOCUMENTED
 
 
 @given(several=st.lists(st.lists(terms, min_size=1, max_size=3), min_size=1, max_size=5))

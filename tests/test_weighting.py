@@ -7,8 +7,6 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 from diffusers.training_utils import compute_loss_weighting_for_sd3, compute_snr
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import noisewise
@@ -31,11 +29,6 @@ from noisewise.weighting import (
     SigmaSqrt,
     Simple,
     SoftMinSNR,
-    debiased,
-    edm,
-    min_snr,
-    p2,
-    soft_min_snr,
     vlb_coefficients,
 )
 
@@ -75,15 +68,6 @@ def test_min_snr(schedule, prediction, gamma):
     torch.testing.assert_close(weights, min_snr_formulas(snr, gamma)[prediction], rtol=2e-5, atol=0)
 
 
-def test_min_snr_for_v_is_not_the_wrong_published_form():
-    process, u, snr = reference()
-    weights = MinSNR(5.0).weights(Objective(process, "v"), u)
-    wrong = (snr + 1).clamp(max=5.0) / (snr + 1)
-    assert wrong[-1] > 0.99
-    assert weights[-1] < 1e-3
-    assert float((weights - wrong).abs().max()) > 0.9
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_p2_debiased_and_soft_min_snr(schedule):
     process, u, snr = reference(schedule)
@@ -93,23 +77,6 @@ def test_p2_debiased_and_soft_min_snr(schedule):
     torch.testing.assert_close(Debiased()(objective, u), snr**-0.5, rtol=2e-5, atol=0)
     torch.testing.assert_close(SoftMinSNR(5.0)(objective, u), 5 / (snr + 5), rtol=2e-5, atol=0)
     torch.testing.assert_close(SoftMinSNR(5.0).weights(Objective(process, "x0"), u), snr * 5 / (snr + 5), rtol=2e-5, atol=0)
-
-
-@given(log_snr=st.floats(-25, 25), gamma=st.floats(0.01, 100))
-@settings(max_examples=100, deadline=None)
-def test_soft_min_snr_is_within_a_half_of_min_snr(log_snr, gamma):
-    lam = torch.tensor([log_snr], dtype=torch.float64)
-    ratio = (soft_min_snr(lam, gamma) / min_snr(lam, gamma)).item()
-    assert 0.5 - 1e-9 <= ratio <= 1 + 1e-9
-
-
-@given(low=st.floats(-40, 40), high=st.floats(-40, 40))
-@settings(max_examples=100, deadline=None)
-def test_weights_of_eps_fall_as_the_signal_grows(low, high):
-    lam = torch.tensor(sorted([low, high]), dtype=torch.float64)
-    for function in (min_snr, soft_min_snr, p2, debiased, edm):
-        weight = function(lam)
-        assert weight[0] >= weight[1] > 0
 
 
 @pytest.mark.parametrize("sigma_data", [0.5, 1.0, 2.0])
@@ -202,27 +169,12 @@ def test_vlb_is_the_direct_formula(make, variance):
     np.testing.assert_allclose(normalised, weights / weights.mean(), rtol=1e-10)
 
 
-@pytest.mark.parametrize("make", [DDPM.linear, DDPM.quadratic, DDPM.cosine])
-def test_vlb_small_is_half_the_ratio_of_snrs(make):
-    process = make(1000)
-    lam = process.log_snr((T.double() + 0.5) / 1000)
-    expected = 0.5 * torch.expm1(lam[:-1] - lam[1:])
-    torch.testing.assert_close(vlb_coefficients(process, "small")[1:], expected, rtol=1e-9, atol=0)
-
-
 def test_vlb_small_borrows_the_variance_of_the_second_timestep():
     process = DDPM.linear()
     beta, bar = process.betas, process.alphas_cumprod
     borrowed = beta[1] * (1 - bar[0]) / (1 - bar[1])
     expected = beta[0] ** 2 / (2 * borrowed * (1 - beta[0]) * (1 - bar[0]))
     torch.testing.assert_close(vlb_coefficients(process, "small")[0], expected)
-
-
-def test_vlb_of_the_cosine_schedule_needs_its_clip():
-    objective, u = Objective(DDPM.cosine()), (T + 0.5) / 1000
-    plain = VLB(normalise=False)(objective, u)
-    assert 400 < plain[-1] < 600
-    assert plain[-1] > 100 * plain.mean()
 
 
 @pytest.mark.parametrize("clip", [2.0, 5.0, 50.0])
@@ -427,10 +379,6 @@ def test_learned_acts_last_wherever_it_stands(compose):
     torch.testing.assert_close(compose(learned).weighted(losses, objective, u), expected)
 
 
-def test_products_register_their_parameters():
-    assert len(list((MinSNR() * Learned()).parameters())) == 1
-
-
 # Edges and bad input
 
 
@@ -495,14 +443,11 @@ def test_settings_must_be_positive(make, name, value):
         make(**{name: value})
 
 
-def test_p2_refuses_an_exponent_that_is_no_number():
-    with pytest.raises(ValueError, match=r"must be"):
-        P2(gamma=math.nan)
-
-
-def test_learned_refuses_no_features():
+def test_other_settings_that_cannot_be():
     with pytest.raises(ValueError, match="features must be >= 1"):
         Learned(features=0)
+    with pytest.raises(ValueError, match="must be"):
+        P2(gamma=math.nan)
 
 
 @pytest.mark.parametrize(

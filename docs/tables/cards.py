@@ -1,5 +1,6 @@
 """What was measured with each sampler and weighting."""
 
+import statistics
 from functools import cache
 from typing import Any
 
@@ -10,9 +11,10 @@ from . import rows, spec_now, table
 FILES = ("digits_screen.jsonl", "digits_search.jsonl", "digits_cards.jsonl", "digits_long.jsonl", "digits_continuous.jsonl")
 FILES += ("digits_bells.jsonl", "digits_default.jsonl", "digits_warmup.jsonl", "cifar10-v1-field.jsonl")
 FILES += ("digits_estimators.jsonl", "cifar10-v1-confirmation.jsonl", "cifar10-v1-paper.jsonl")
-MANY = 15
-NOTHING = "Not yet: no file of `benchmarks/results/` has it with a U-Net."
+MANY = 6
+NOTHING = "Not yet."
 BASELINE = "The baseline: all others are measured against it."
+PROCESSES = {"linear": "linear", "cosine": "cosine", "quadratic": "quadratic", "edm": "EDM", "flow": "flow"}
 DATA = {"cifar10-small": "CIFAR-10", "cifar10": "CIFAR-10, 35.7 M parameters"}  # of presets; others are named as they are
 
 
@@ -29,24 +31,49 @@ def ends() -> list[dict[str, Any]]:
 
 
 def measured(name: str, which: str = "") -> str:
-    """A table of the runs whose spec names this sampler or weighting, over uniform's with the same seed.
+    """The runs whose spec names this sampler or weighting, as distances over uniform's with the same seed.
 
-    Where there are more than MANY lines, only those on CIFAR-10 and of the shortest spec, unless `which` is "all".
+    A card has a line for each spec and data, with the mean over seeds ± half of their range; of more than MANY lines only
+    those of the shortest spec. With `all` there is a line for each process too, and every seed.
     """
     uniform = {(*row["where"], row["seed"]): row["distance"] for row in ends() if row["sampler"] == "uniform"}
-    found: dict[tuple[Any, ...], dict[int, float]] = {}
+    found: dict[tuple[str, str, int, str], dict[int, float]] = {}
     for row in ends():
         if row["sampler"] != "uniform" and name in {term.name for term in parse(row["sampler"])}:
             ratio = row["distance"] / uniform[*row["where"], row["seed"]]
             found.setdefault((*row["where"], row["sampler"]), {})[row["seed"]] = ratio
     if not found:
         return BASELINE if name == "uniform" else NOTHING
+    return every_seed(found) if which == "all" else means(found)
+
+
+def every_seed(found: dict[tuple[str, str, int, str], dict[int, float]]) -> str:
     heads = ["data", "process", "steps", "spec", "distance over uniform's, each seed"]
-    if which != "all" and len(found) > MANY:
-        shortest = min((spec for *_, spec in found), key=len)
-        found = {key: ratios for key, ratios in found.items() if key[0].startswith("CIFAR-10") or key[-1] == shortest}
     lines = []
     for (data, process, steps, spec), ratios in sorted(found.items(), key=lambda item: item[0][:3]):
         cells = " / ".join(f"{ratios[seed]:.2f}" for seed in sorted(ratios))
         lines.append([data, process, f"{steps:,}", f"`{spec}`", cells])
     return table(heads, lines)
+
+
+def means(found: dict[tuple[str, str, int, str], dict[int, float]]) -> str:
+    ratios = {(data, process.partition(":")[0], steps, spec): one for (data, process, steps, spec), one in found.items()}
+    processes = [process for process in PROCESSES if any(process == one for _, one, _, _ in ratios)]
+    lines = sorted({(data, steps, spec) for data, _, steps, spec in ratios}, key=lambda line: (*line[:2], len(line[2])))
+    if len(lines) > MANY:
+        shortest = min((spec for *_, spec in lines), key=len)
+        lines = [line for line in lines if line[2] == shortest]
+    cells = [
+        [f"`{spec}`", data, f"{steps:,}", *(with_spread(ratios.get((data, process, steps, spec), {})) for process in processes)]
+        for data, steps, spec in lines
+    ]
+    heads = ["distance over uniform's, ± half range", "data", "steps", *(PROCESSES[process] for process in processes)]
+    return table(heads, cells)
+
+
+def with_spread(ratios: dict[int, float]) -> str:
+    """The mean over seeds, and half of their range."""
+    if not ratios:
+        return "–"
+    spread = (max(ratios.values()) - min(ratios.values())) / 2
+    return f"{statistics.fmean(ratios.values()):.2f}" + (f" ± {spread:.2f}" if len(ratios) > 1 else "")

@@ -5,8 +5,11 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from . import rows, spec_now, table
 from .curves import joined
+from .long import mean_noise
 
 from strata import correlations, gains  # isort: skip
 
@@ -116,18 +119,14 @@ DENSITIES: dict[str, Callable[[float, float, float], float]] = {
 
 def variance() -> str:
     """The second moment of the importance-weighted gradient of Min-SNR's objective over that of uniform draws."""
-    levels = [row for row in rows("analysis_gradients.csv") if row["step"] == 800]
+    levels = [row for row in rows("digits_gradients.csv") if row["step"] == 800]
     known = [(min(5 * math.exp(-row["log_snr"]), 1.0), row["loss"], row["rms_norm"]) for row in levels]
+    size = np.array([weight * norm for weight, _, norm in known])
     floors = (0.0, 0.05, 0.2, 0.35, 0.5)
     lines = []
     for name, mass in DENSITIES.items():
-        total = sum(mass(*one) for one in known)
-        cells = []
-        for floor in floors:
-            density = [(1 - floor) * mass(*one) / total * len(known) + floor for one in known]
-            found = sum((w * norm) ** 2 / q for (w, _, norm), q in zip(known, density, strict=True))
-            cells.append(f"{found / sum((w * norm) ** 2 for w, _, norm in known):.2f}")
-        lines.append([name, *cells])
+        drawn = np.array([mass(*one) for one in known])
+        lines.append([name, *(f"{mean_noise(size, drawn, floor) / (size**2).mean():.2f}" for floor in floors)])
     return table(["drawn in proportion to", *(f"floor {floor:g}" for floor in floors)], lines)
 
 

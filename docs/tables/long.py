@@ -1,12 +1,11 @@
 """The long protocol, `cifar10-v2`: distances at every mark, and the map of what pictures want."""
 
-import csv
 import math
 from typing import Any
 
 import numpy as np
 
-from . import RESULTS, rows, spec_now, table
+from . import rows, spec_now, table
 from .field import NAMES
 
 
@@ -65,9 +64,8 @@ def losses_by_tenth(plan: str) -> str:
 
 def noise_of_draws() -> str:
     """Noise of a step on the digits for densities of one objective, Min-SNR's, from the measured gradients of samples."""
-    with (RESULTS / "analysis_gradients.csv").open() as file:
-        found = [row for row in csv.DictReader(file) if row["step"] == "800"]
-    loss, norm, log_snr = (np.array([float(row[name]) for row in found]) for name in ("loss", "rms_norm", "log_snr"))
+    found = [row for row in rows("digits_gradients.csv") if row["step"] == 800]
+    loss, norm, log_snr = (np.array([row[name] for row in found]) for name in ("loss", "rms_norm", "log_snr"))
     weight = np.minimum(1, 5 / np.exp(log_snr))
     densities = {
         "uniform": (np.ones_like(loss), 0.0),

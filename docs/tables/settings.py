@@ -22,6 +22,7 @@ from . import DOCS, table
 Rows = list[dict[str, str]]
 """The lines of a table, by heading."""
 SHARED = ("correction", "draws", "seed")  # by all samplers
+PRESET = "paper_cifar10"  # its card has all settings of the presets
 REQUIRED = "required"
 OWN = "the estimator's own"  # how a card writes correction=None and floor=None: `none` is a correction, or looks like no floor
 
@@ -48,12 +49,18 @@ def sampler_or_weighting(rows: Rows, name: str) -> None:
     fill(rows, {key: _code(value) for key, value in code_defaults(maker).items()}, must_be_listed(maker))
 
 
+def estimators(rows: Rows) -> None:
+    """What each estimator of `adaptive` sets of the sampler's."""
+    if (names := [row["estimator"].strip("`") for row in rows]) != list(ESTIMATORS):
+        raise ValueError(f"the estimators are {', '.join(ESTIMATORS)}, not {', '.join(names)}")
+    for name, row in zip(names, rows, strict=True):
+        row |= {key: _code(getattr(ESTIMATORS[name], key)) for key in ("strata", "floor", "correction")}
+
+
 def estimator(rows: Rows, name: str) -> None:
-    """The settings of an estimator of `adaptive`, and what it sets of the sampler's."""
-    kind = ESTIMATORS[name]
-    defaults = {key: parameter.default for key, parameter in inspect.signature(kind).parameters.items() if key != "edges"}
-    defaults |= {"strata": kind.strata, "correction": kind.correction, "floor": kind.floor}
-    fill(rows, {key: _code(value) for key, value in defaults.items()})
+    """The settings of an estimator of `adaptive`."""
+    parameters = inspect.signature(ESTIMATORS[name]).parameters
+    fill(rows, {key: _code(parameter.default) for key, parameter in parameters.items() if key != "edges"})
 
 
 def _code(value: Any) -> str:
@@ -102,16 +109,19 @@ def code_defaults(maker: Callable[..., Any]) -> dict[str, Any]:
 
 
 def must_be_listed(maker: Callable[..., Any]) -> set[str]:
-    """Settings of the method itself, of a fixed estimator, of learning samplers, and shared ones whose default it changes."""
+    """Settings of the method itself, and shared ones whose default it changes; `adaptive` has those of all that learn.
+
+    A variant of another method (a preset of the paper's, a partial) lists what it changes there.
+    """
     if is_preset(maker):
-        return set(preset_values(maker))
+        values, first = preset_values(maker), preset_values(SAMPLERS[PRESET])
+        return {name for name in values if maker is SAMPLERS[PRESET] or values[name] != first[name]}
+    if keywords := getattr(maker, "keywords", None):
+        return set(keywords)
     defaults, shared = code_defaults(maker), code_defaults(Sampler)
-    target = getattr(maker, "func", maker)
-    own = set(inspect.signature(target).parameters)
-    if inspect.isclass(target) and issubclass(target, Learner):
+    own = set(inspect.signature(maker).parameters)
+    if maker is AdaptiveSampler:
         own |= set(inspect.signature(Learner).parameters)
-    if name := getattr(maker, "keywords", {}).get("estimator"):
-        own |= set(inspect.signature(ESTIMATORS[name]).parameters)
     differing = {name for name in SHARED if name in defaults and defaults[name] != shared[name]}
     return {name for name in defaults if name in own and name not in SHARED} | differing
 

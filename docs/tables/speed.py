@@ -53,6 +53,30 @@ def paths(model: str) -> str:
     return table([*heads, "of the arithmetic peak", "GPU memory"], lines)
 
 
+TRANSFORMERS = {"dit-b": "DiT-B/2", "dit-xl": "DiT-XL/2", "uvit-h": "U-ViT-H/2"}
+OF_TRANSFORMERS = "throughput_transformers.jsonl"
+
+
+def transformers() -> str:
+    """Steps a second of transformers on every path that was measured."""
+    if not (RESULTS / OF_TRANSFORMERS).exists():
+        return "Not measured yet."
+    heads = ["network", "path", "steps a second (slowest to fastest)", "10^12 operations a second", "set-up", "GPU memory"]
+    lines = [
+        [
+            f"{name}, {millions(row['parameters'])}",
+            f"`{row['path']}`",
+            f"{row['steps_per_second']:.2f} ({row['slowest']:.2f} to {row['fastest']:.2f})",
+            f"{row['tflops']:.0f}",
+            f"{row['setup_seconds']:.0f} s" if "setup_seconds" in row else "",
+            f"{row['memory_gib']:.1f} GiB",
+        ]
+        for model, name in TRANSFORMERS.items()
+        for row in speeds(model, OF_TRANSFORMERS)
+    ]
+    return table(heads, lines)
+
+
 def earlier_paths() -> str:
     """Steps a second in two runs before, on other machines and with other versions."""
     shown = {"throughput_earlier": (BASELINE, FAST, "fast, benchmark"), "throughput_any_order": (FAST, "graphs")}

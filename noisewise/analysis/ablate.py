@@ -66,11 +66,8 @@ def with_setting(spec: str, setting: str, value: str) -> str:
     bracketed = value.startswith("(") and value.endswith(")")
     text = value if bracketed or not set(":,+") & set(value) else f"({value})"
     changed = [Term(term.name, {**term.options, setting: text}) if term.name in SAMPLERS else term for term in terms]
-    return "+".join(f"{term.name}{':' * bool(term.options)}{_options(term)}" for term in changed)
-
-
-def _options(term: Term) -> str:
-    return ",".join(f"{key}={value}" for key, value in term.options.items())
+    options = [",".join(f"{key}={value}" for key, value in term.options.items()) for term in changed]
+    return "+".join(f"{term.name}{':' * bool(some)}{some}" for term, some in zip(changed, options, strict=True))
 
 
 def one_setting(spec: str, setting: str, values: Sequence[str]) -> list[Change]:
@@ -183,7 +180,6 @@ def _panel(axis: Any, name: str, rows: list[dict[str, Any]], baseline: str) -> N
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `noisewise analyze ablate`."""
     parser.add_argument(
         "--preset", action="append", default=[], help="what to train; all settings of noisewise train can follow"
     )
@@ -221,7 +217,6 @@ def chosen_config(options: argparse.Namespace, rest: list[str]) -> Config:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Run the comparison and draw it."""
     changes = chosen_changes(options.sampler, options.setting, options.values)
     config, folder = chosen_config(options, rest), Path(options.out) / "ablate"
     samplers = list(dict.fromkeys([BASELINE, *(change.spec for change in changes)]))

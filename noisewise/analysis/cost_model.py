@@ -39,8 +39,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from noisewise.samplers import AdaptiveSampler, GradientVariance, Sampler
+from noisewise.samplers.adaptive.estimator import LossEstimator
 from noisewise.samplers.adaptive.lookahead import LookaheadEstimator
-from noisewise.samplers.adaptive.loss import LossEstimator
 from noisewise.samplers.adaptive.paper import PaperEstimator
 from noisewise.samplers.adaptive.reinforce import ReinforceEstimator
 

@@ -262,7 +262,6 @@ def _colours(histories: Sequence[History]) -> list[str]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `noisewise analyze density`."""
     parser.add_argument("--run", type=Path, nargs="+", default=[], help="folders of runs: their densities through training")
     parser.add_argument("--comparison", type=Path, help="or the folder of a comparison: one run of each sampler")
     parser.add_argument("--samplers", help="or specs, separated by commas, as they are before training (default: a few)")
@@ -270,7 +269,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Collect densities and draw them."""
     if rest:
         raise ValueError(f"unknown option {rest[0]!r}: density takes --run, --comparison, --samplers and --process")
     given = [bool(options.run), options.comparison is not None, options.samplers is not None]
@@ -287,7 +285,8 @@ def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
                 f"no run of {options.comparison} has a density in its metrics.jsonl yet: let them train for longer"
             )
         histories = of_runs(chosen)
-        says.append(f"one of {len(comparison.outcomes)} runs is shown for each sampler and process, {len(chosen)} in all")
+        if len(chosen) < len(comparison.outcomes):
+            says.append(f"shown: the first run of each sampler and process, {len(chosen)} of {len(comparison.outcomes)}")
     else:
         process = build_process(options.process)
         specs = split_specs("uniform,minsnr,speed,logit_normal" if options.samplers is None else options.samplers)

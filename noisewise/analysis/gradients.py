@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from noisewise.analysis.moments_of_training import add_subject, in_evaluation, middles, moments, read
+from noisewise.analysis.moments_of_training import add_subject, middles, moments, read
 from noisewise.analysis.output import Analysis, Watch, lines_over_noise, name_moments, new_figure, noise_axis, plain_axis
 from noisewise.feedback import preserved_buffers, preserved_random_state
+from noisewise.looking.validation import evaluation_mode
 from noisewise.models import with_labels
-from noisewise.noise import normals
 from noisewise.processes import Process
 from noisewise.spec import build_weighting
-from noisewise.streams import stream_key, uniforms
+from noisewise.streams import normals, stream_key, uniforms
 from noisewise.training.trainer import Trainer
 from noisewise.weighting import VLB, Learned, NoWeight, Weighting, WeightProduct
 
@@ -57,7 +57,6 @@ class Samples:
         return len(self.u)
 
     def part(self, rows: slice) -> "Samples":
-        """Some of them."""
         return Samples(self.x0[rows], self.noise[rows], self.u[rows], None if self.labels is None else self.labels[rows])
 
 
@@ -190,7 +189,6 @@ Tell = Callable[[str], None]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What to look at, and how closely."""
     add_subject(parser, budget="800it", points=4)
     parser.add_argument("--levels", type=int, default=20, help="noise levels, in the middle of equal intervals of u")
     parser.add_argument("--rows", type=int, default=128, help="samples at each level")
@@ -214,7 +212,6 @@ def chosen_weighting(spec: str) -> Weighting:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Measure at each moment, and draw."""
     weighting, rows, size = chosen_weighting(options.objective), options.rows, options.micro_batch
     size = next(part for part in range(max(1, rows // 16), 0, -1) if rows % part == 0) if size is None else size
     u = middles(options.levels)
@@ -282,7 +279,7 @@ def measure_levels(
 ) -> list[GradientStatistics]:
     """The statistics at each of these noise levels; the trainer stays as it was."""
     losses, model, found = weighted_losses(trainer, weighting.to(trainer.device)), trainer.model, []
-    with preserved_random_state(STREAM % 2**31), preserved_buffers(model), in_evaluation(model):
+    with preserved_random_state(STREAM % 2**31), preserved_buffers(model), evaluation_mode(model):
         model.train(dropout)
         for i, level in enumerate(u.tolist()):
             samples = samples_at(trainer, level, rows, i)
@@ -295,7 +292,6 @@ def measure_levels(
 
 
 def row_of(step: int, method: str, process: Process, u: Tensor, found: GradientStatistics) -> dict[str, Any]:
-    """One line of the table."""
     return {
         "step": step,
         "u": round(float(u), 6),
@@ -314,7 +310,6 @@ def row_of(step: int, method: str, process: Process, u: Tensor, found: GradientS
 
 
 def findings(u: Tensor, found: list[tuple[int, str, list[GradientStatistics]]]) -> list[str]:
-    """What the numbers say."""
     says = []
     for step, _, levels in (found[0], found[-1])[: len(found)]:
         variance = torch.tensor([level.variance for level in levels])
@@ -327,7 +322,6 @@ def findings(u: Tensor, found: list[tuple[int, str, list[GradientStatistics]]]) 
 
 
 def cost(levels: int, rows: int, count: int, method: str, parameters: int) -> str:
-    """What it took."""
     how = "one gradient a sample" if method == "per_sample" else "gradients of independent micro-batches"
     return (
         f"Cost: {levels} levels x {rows} samples x {count} moments = {levels * rows * count:,} samples forward and backward "

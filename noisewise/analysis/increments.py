@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 
 from noisewise.analysis.output import Analysis
 from noisewise.looking.palette import COLOURS, GREY, PALE
-from noisewise.process_increments import gradient, noise_share, vanishing_point
+from noisewise.process_curves import gradient, noise_share, vanishing_point
 from noisewise.processes import Process
 from noisewise.spec import build_process, split_specs
 
@@ -193,7 +193,6 @@ def _over_log_snr(axis: Any, found: dict[str, Increments]) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `noisewise analyze increments`."""
     parser.add_argument(
         "--schedules",
         default="linear,cosine,quadratic,edm,flow",
@@ -202,7 +201,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Find and draw the areas of each schedule."""
     if rest:
         raise ValueError(f"unknown option {rest[0]!r}: increments takes --schedules, --out and --formats")
     if not options.schedules.strip():

@@ -37,7 +37,6 @@ SHOWN: tuple[Range, ...] = ((0.0, 0.1), (0.4, 0.5), (0.9, 1.0))  # unless others
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What to train, for how long, and what to evaluate."""
     add_subject(parser, budget="400it", points=2)
     parser.add_argument("--strata", type=int, default=10, help="equal intervals of u, each trained alone, for the matrix")
     parser.add_argument(
@@ -142,7 +141,6 @@ def matrix_of(trials: list[Trial]) -> Matrix:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Measure at each moment, and draw."""
     strata = strata_ranges(options.strata)
     shown: list[Range] = options.range or list(SHOWN)
     extra = [asked for asked in shown if asked not in strata]

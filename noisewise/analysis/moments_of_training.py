@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from noisewise.data import Source
 from noisewise.feedback import Snapshot, preserved_random_state, set_aside_gradients
+from noisewise.looking.validation import evaluation_mode
 from noisewise.metrics.heldout import decoded
-from noisewise.models.trust import check_trusted
-from noisewise.noise import normals
+from noisewise.models.build import check_trusted
 from noisewise.processes import Process
 from noisewise.samplers import Sampler
 from noisewise.samplers.histogram import Histogram
-from noisewise.streams import stream_key
+from noisewise.streams import normals, stream_key
 from noisewise.study.job import with_budget
 from noisewise.training import checkpoint
 from noisewise.training.components import build_parts, open_source
@@ -150,17 +150,6 @@ def forget_momentum(optimizer: torch.optim.Optimizer) -> None:
             entries["exp_avg"].zero_()
 
 
-@contextmanager
-def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, without dropout, inside the block."""
-    mode = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(mode)
-
-
 class RangeSampler(Sampler):
     """A share of the draws from the interval [low, high] of u, the rest from all of [0, 1].
 
@@ -216,7 +205,7 @@ class FixedNoise:
     def losses(self, trainer: Trainer, most: int = 512) -> Tensor:
         """(levels, samples) plain losses of the model as it is now, in evaluation mode; `most` at a time where possible."""
         images, parts = torch.arange(len(self.x0), device=self.x0.device), []
-        with in_evaluation(trainer.network):
+        with evaluation_mode(trainer.network):
             for levels in torch.arange(len(self.u)).split(max(1, most // len(images))):
                 noise = torch.cat([normals(self.seed, images, level, tuple(self.x0.shape[1:])) for level in levels.tolist()])
                 u = self.u[levels].to(self.x0.device).repeat_interleave(len(images))

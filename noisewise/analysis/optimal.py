@@ -29,14 +29,13 @@ from noisewise.metrics.optimal_loss import (
 from noisewise.study.outcome import read_outcome
 from noisewise.training.components import open_source
 from noisewise.training.config import Config
+from noisewise.training.plain_files import writing
 from noisewise.training.run_folder import RunFolder
-from noisewise.training.writing import writing
 
 APART = 0.05  # a distance of the bounds, as a share of the loss, that is worth a word
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which data, and how closely."""
     parser.add_argument("--run", type=Path, help="the folder of a run: its training data; the result is kept there too")
     parser.add_argument("--preset", action="append", default=[], help="or the data and the process of this preset")
     parser.add_argument("--levels", type=int, default=50, help="noise levels, in the middle of equal intervals of u")
@@ -49,7 +48,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Compute, or find what was computed before, and draw."""
     for name, least in (("levels", 1), ("images", 2), ("references", 0)):
         if getattr(options, name) < least:
             raise ValueError(f"--{name} must be >= {least}, got {getattr(options, name)}")
@@ -111,7 +109,6 @@ def rows_of(found: OptimalLoss, held_out: tuple[int, Tensor] | None) -> list[dic
 
 
 def findings(found: OptimalLoss) -> list[str]:
-    """What the numbers say."""
     counts = "all references" if found.exact else f"{found.references:,} of them references at a time"
     trusted = ~found.memorised
     errors = (found.error / found.loss)[trusted].tolist()

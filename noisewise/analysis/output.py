@@ -17,8 +17,8 @@ from rich.table import Table
 from noisewise.looking.palette import moment_colours
 from noisewise.processes import Process
 from noisewise.training.display import Display, clock, line
+from noisewise.training.plain_files import writing
 from noisewise.training.trainer import Trainer
-from noisewise.training.writing import writing
 
 
 @dataclass(frozen=True)

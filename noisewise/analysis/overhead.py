@@ -11,6 +11,7 @@ import math
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -41,25 +42,15 @@ WIDTHS = {"unet": "channels", "dit": "width", "uvit": "width"}
 LEAST = 5  # rounds of a measurement
 
 
-class Counter:
-    """Samples that go through a model, forward alone and for gradients."""
-
-    def __init__(self) -> None:
-        self.forward = self.trained = 0
-
-    def count(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Take note of a call of the model."""
-        if torch.is_grad_enabled():
-            self.trained += len(arguments[0])
-        else:
-            self.forward += len(arguments[0])
-
-
 @contextmanager
-def counting(model: nn.Module) -> Iterator[Counter]:
-    """Counts within the block."""
-    counter = Counter()
-    handle = model.register_forward_pre_hook(counter.count)
+def counting(model: nn.Module) -> Iterator[Counter[str]]:
+    """Counts samples that go through a model within the block: "forward" alone, and "trained", for gradients."""
+    counter: Counter[str] = Counter()
+
+    def count(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        counter["trained" if torch.is_grad_enabled() else "forward"] += len(arguments[0])
+
+    handle = model.register_forward_pre_hook(count)
     try:
         yield counter
     finally:
@@ -131,7 +122,7 @@ def counted(trainer: Trainer, recipe: Recipe) -> tuple[int, int]:
     """Samples that the sampler sends through the model in a step with an update: forward alone, and for gradients."""
     with counting(trainer.model) as counter:
         step(trainer, recipe, update=True)
-    return counter.forward, counter.trained - trainer.config.batch
+    return counter["forward"], counter["trained"] - trainer.config.batch
 
 
 def timed(trainer: Trainer, uniform: Recipe, other: Recipe, seconds: float) -> Times:
@@ -244,7 +235,6 @@ def _measured(rows: list[dict[str, Any]]) -> tuple[list[float], list[list[float]
 
 
 def sentence(row: dict[str, Any]) -> str:
-    """One row in words."""
     account = "" if row["published"] is None else f", by the paper's own account {row['published']:.3f}"
     same = "as predicted" if abs(row["counted"] - row["predicted"]) < 1e-9 else f"predicted were {row['predicted']:.3f}"
     return (
@@ -274,7 +264,6 @@ def section_9() -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `noisewise analyze overhead`."""
     samplers = "adaptive,adaptive:estimator=lookahead,strata=4,horizon=2,gradient_variance,paper_cifar10"
     parser.add_argument("--preset", action="append", default=[], help="settings of the model and the data; default: digits")
     parser.add_argument("--samplers", default=samplers, help="specs, separated by commas")
@@ -304,7 +293,6 @@ def settings(lists: dict[str, list[int]]) -> Iterator[tuple[str, dict[str, int]]
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Measure every sampler at every setting."""
     if not options.seconds > 0:
         raise ValueError(f"--seconds must be positive, got {options.seconds}")
     texts = {"parameters": options.widths, "batch": options.batches, "T": options.steps_of_process}

@@ -27,10 +27,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from noisewise.analysis.gradients import chosen_weighting
-from noisewise.analysis.moments_of_training import FixedNoise, add_subject, fixed_noise, in_evaluation, moments, rewound
+from noisewise.analysis.moments_of_training import FixedNoise, add_subject, fixed_noise, moments, rewound
 from noisewise.analysis.output import Analysis, Watch, new_figure, plain_axis
 from noisewise.feedback import evaluate
 from noisewise.looking.palette import COLOURS
+from noisewise.looking.validation import evaluation_mode
 from noisewise.samplers.adaptive.selection import SELECTIONS, Selection, by_f_statistic
 from noisewise.samplers.base import Draw, Sampler
 from noisewise.training.trainer import Trainer
@@ -95,11 +96,6 @@ def rolling_sets(changes: Tensor, size: int, queue: int, queue_images: int, sele
     return torch.stack([select(rows[step - queue : step], size) for step in range(queue, steps)])
 
 
-def random_sets(levels: int, size: int, steps: int, seed: int) -> Tensor:
-    """(steps, size): one random set of levels, the same for each step."""
-    return torch.randperm(levels, generator=torch.Generator().manual_seed(seed))[:size].expand(steps, size)
-
-
 def quality(changes: Tensor, sets: Tensor, selection: str) -> Quality:
     """Of one choice of levels, (steps, size), for those steps' changes, (steps, levels, samples)."""
     images = changes.shape[2]
@@ -133,13 +129,16 @@ def qualities(changes: Tensor, sizes: list[int], queue: int, queue_images: int =
     for size in sizes:
         for name, select in CHOICES.items():
             found.append(quality(later, rolling_sets(changes, size, queue, queue_images, select), name))
-        found.append(_of_random_sets(later, [random_sets(levels, size, len(later), seed) for seed in range(RANDOM_SETS)]))
+        found.append(of_random_sets(later, size))
     every = torch.arange(levels).expand(len(later), levels)
     return [*found, quality(later, every, "all")]
 
 
-def _of_random_sets(changes: Tensor, sets: list[Tensor]) -> Quality:
-    each = [quality(changes, one, "random") for one in sets]
+def of_random_sets(changes: Tensor, size: int) -> Quality:
+    """The mean over some sets of levels, each the same for all steps."""
+    steps, levels, _ = changes.shape
+    orders = [torch.randperm(levels, generator=torch.Generator().manual_seed(seed)) for seed in range(RANDOM_SETS)]
+    each = [quality(changes, order[:size].expand(steps, size), "random") for order in orders]
     names = ("few_pearson", "few_spearman", "one_pearson", "one_spearman")
     means = {name: sum(getattr(one, name) for one in each) / len(each) for name in names}
     few = torch.tensor([one.few_pearson for one in each])
@@ -166,7 +165,6 @@ class Credit:
     samples: int
 
     def rows(self) -> list[dict[str, Any]]:
-        """For the table of the predictor."""
         both = ((self.size, self.few), (self.levels, self.every))
         return [
             {"selection": "credit", "size": size, "one_pearson": found[0], "one_spearman": found[1], "steps": self.samples}
@@ -174,7 +172,6 @@ class Credit:
         ]
 
     def finding(self) -> str:
-        """In words."""
         return (
             f"over {self.samples} samples of one batch, the reward correlates {self.few[0]:+.2f} with the gain that the sample "
             f"itself caused ({self.every[0]:+.2f} with all levels; chance alone gives up to ±{2 / self.samples**0.5:.2f})."
@@ -188,7 +185,6 @@ class Without:
         self.sampler, self.row, self.drawn = sampler, row, False
 
     def sample(self, x0: Tensor) -> Draw:
-        """As the sampler, but for that row."""
         draw = self.sampler.sample(x0)
         if self.drawn:
             return draw
@@ -196,7 +192,6 @@ class Without:
         return replace(draw, weight=draw.weight.index_fill(0, torch.tensor([self.row], device=draw.weight.device), 0.0))
 
     def observe(self, *args: Any) -> AbstractContextManager[None]:
-        """As the sampler."""
         return self.sampler.observe(*args)
 
 
@@ -210,11 +205,11 @@ def leave_one_out(
     rows = torch.arange(count, device=device).repeat_interleave(levels)
     u = fixed.u.to(device).repeat(count)
     probe = partial(evaluate, loss_at, rows, u, most=512, seed=STREAM % 2**31, model=trainer.model)
-    with in_evaluation(trainer.network):
+    with evaluation_mode(trainer.network):
         before = probe()
     with rewound(trainer):
         trainer.training_step()
-        with in_evaluation(trainer.network):
+        with evaluation_mode(trainer.network):
             after = probe()
         reached = _objective(trainer, fixed, weight)
     caused = []
@@ -254,7 +249,6 @@ NAMES = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """How many steps, on what grid, and which sizes of S."""
     add_subject(parser, budget="400it", points=2)
     parser.add_argument("--steps", type=int, default=80, help="training steps at each moment; the first --queue are for S only")
     parser.add_argument("--levels", type=int, default=40, help="noise levels of the grid")
@@ -267,7 +261,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
-    """Measure at each moment, and draw."""
     weighting, sizes = chosen_weighting(options.target), parse_sizes(options.sizes, options.levels)
     if options.queue < 3:
         raise ValueError(f"--queue must be >= 3, for a correlation to select by, got {options.queue}")

@@ -1,4 +1,4 @@
-"""Look inside training: each analysis writes pictures and their data.
+"""Look inside training: each analysis writes pictures and their data. Figures in brackets are those of arXiv 2411.09998.
 
 noisewise analyze increments --schedules linear,cosine
 noisewise analyze gradients runs/first
@@ -15,7 +15,6 @@ from noisewise.commands.parser import Parser
 
 
 def add_options(parser: Parser) -> None:
-    """Those of all analyses; each has more of its own."""
     parser.description = __doc__
     parser.set_defaults(settings=[])
     common = Parser(add_help=False)
@@ -38,7 +37,6 @@ def take_run(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the analysis and write what it found."""
     from noisewise.analysis.output import write_analysis
 
     if args.analysis is None:

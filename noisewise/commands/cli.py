@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from noisewise.commands.parser import Parser
-from noisewise.printable import printable
 from noisewise.training.signals import Acknowledged
+from noisewise.words import printable
 
 COMMANDS = {
     "train": "train a model",
@@ -51,9 +51,17 @@ def main(words: Sequence[str] | None = None) -> int:
         return _reporting_errors(lambda: run_command(parser, words), signals)
 
 
+EXAMPLES = """Choose the noise levels that diffusion and flow models train on, and see whether it helps.
+
+noisewise compare --preset digits
+noisewise train --preset digits --out runs/first
+noisewise preview --scheduler linear --sampler logit_normal+minsnr
+"""
+
+
 def whole_parser() -> Parser:
     """Of all commands."""
-    parser = Parser(prog="noisewise", epilog="The options of a command: noisewise COMMAND --help")
+    parser = Parser(prog="noisewise", description=EXAMPLES, epilog="The options of a command: noisewise COMMAND --help")
     parser.add_subcommands("commands", "command", COMMANDS, __package__)
     return parser
 

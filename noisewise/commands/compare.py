@@ -17,7 +17,6 @@ from noisewise.commands.parser import Parser
 from noisewise.data import Source, open_named
 from noisewise.generation.run_samples import quick_solver
 from noisewise.models import with_labels
-from noisewise.printable import printable
 from noisewise.spec import split_specs
 from noisewise.study.conduct import combinations, conduct
 from noisewise.study.job import with_budget
@@ -30,12 +29,12 @@ from noisewise.training.ema import mostly_initial
 from noisewise.training.options import config_parser, parse_config, read_mapping, with_files
 from noisewise.training.run import check_name
 from noisewise.training.signals import StopRequest
+from noisewise.words import printable
 
 OF_THE_CONFIGURATION = -1  # images of --headline without a number
 
 
 def add_options(parser: Parser) -> None:
-    """The options besides the settings."""
     parser.description = __doc__
     parser.set_defaults(settings=[])
     parser.add_argument("--preset", action="append", default=[], help="begin with the settings of a preset")
@@ -68,7 +67,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan the runs, bring them to their end, and write what came of them."""
     words = [word.partition("=")[0] for word in args.settings]
     if "--sampler" in words or "--seed" in words:
         raise ValueError("compare takes --samplers and --seeds, not --sampler and --seed")

@@ -17,7 +17,6 @@ from noisewise.training.options import read_mapping
 
 
 def add_options(parser: Parser) -> None:
-    """The options."""
     parser.description = __doc__
     parser.add_argument("--data", required=True, help="where the images lie")
     parser.add_argument("--source", default="folder", choices=sorted(SOURCES), help="what they are (default: folder)")
@@ -34,7 +33,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Open the images, encode them, and say where the latents are."""
     from noisewise.data.encoding import encode  # which needs diffusers: seconds
 
     source = open_data(args.source, args.data, split=args.split, options=args.options)

@@ -18,11 +18,19 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.commands.generate import add_model_options, choose_solver, describe_set, make_set, place, prepare_processes
+from noisewise.commands.generate import (
+    add_model_options,
+    choose_solver,
+    describe_set,
+    loaded,
+    make_set,
+    place,
+    prepare_processes,
+)
 from noisewise.commands.parser import Parser
 from noisewise.data import Source, leaving_out_corrupt, open_data, open_named
 from noisewise.generation.sets import ImageSet
-from noisewise.generation.trained import Trained, load_trained
+from noisewise.generation.trained import Trained
 from noisewise.metrics import distances
 from noisewise.metrics.features import OF_INCEPTION
 from noisewise.metrics.heldout import check_classes, held_out_losses
@@ -51,14 +59,12 @@ from noisewise.training.components import open_source
 from noisewise.training.config import Config
 from noisewise.training.display import Count
 from noisewise.training.options import read_mapping
-from noisewise.training.plain_files import inside
+from noisewise.training.plain_files import inside, writing
 from noisewise.training.run_folder import RunFolder, environment
-from noisewise.training.writing import writing
 from noisewise.weighting import VLB
 
 
 def add_options(parser: Parser) -> None:
-    """The options."""
     parser.description = __doc__
     parser.add_argument("target", type=Path, help="a run, one of its checkpoints, a folder of images, or an .npy/.npz file")
     parser.add_argument(
@@ -102,9 +108,8 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure what is asked for, print it and write it down."""
     device = prepare_processes(place(args.device))
-    metrics = chosen_metrics(args.metrics)
+    metrics = () if args.metrics == "none" else distances.check_metrics(name.strip() for name in args.metrics.split(","))
     args.target = args.target.absolute()
     if not args.target.exists():
         raise FileNotFoundError(f"{args.target} does not exist: give a run, a folder of images, or an .npy/.npz file")
@@ -114,15 +119,11 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--count must be >= 2 for a distance, got {args.count}")
     if not is_run and (not metrics or args.vlb):
         raise ValueError(f"{args.target} is no run with a model: only the distances of its images (--metrics) can be measured")
-    trained = (
-        load_trained(args.target, step=args.step, weights=args.model_weights, device=device, trust=args.trust)
-        if is_run
-        else None
-    )
-    if trained is not None:
+    trained, asked = None, args.count is not None
+    if is_run:
+        trained = loaded(args, args.target, device)
         planned = trained.config.evaluation
-        asked = args.count is not None
-        args.count = planned.images if args.count is None else args.count
+        args.count = args.count if asked else planned.images
         if not args.data:
             args.data, args.data_options = planned.data, planned.data_options
     result: dict[str, Any] = {"kind": "evaluation", "target": args.target.name}
@@ -182,11 +183,6 @@ def check_options(args: argparse.Namespace, is_run: bool) -> None:
     given = [f"--{name}" for name in ("count", "step", "solver", "steps", "label") if getattr(args, name) is not None]
     if given and not is_run:
         raise ValueError(f"{given[0]} is for images that a run generates: of {args.target.name} all are measured, as they are")
-
-
-def chosen_metrics(names: str) -> tuple[str, ...]:
-    """What --metrics asks for."""
-    return () if names == "none" else distances.check_metrics(name.strip() for name in names.split(","))
 
 
 def real_source(args: argparse.Namespace, trained: Trained | None, split: str) -> Source:

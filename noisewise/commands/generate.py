@@ -22,15 +22,13 @@ from noisewise.generation.sets import PRECISIONS, ImageSet, fill, image_set
 from noisewise.generation.solvers import Solver
 from noisewise.generation.trained import WEIGHTS, Trained, load_trained
 from noisewise.training.display import Count
-from noisewise.training.plain_files import inside
-from noisewise.training.writing import writing
+from noisewise.training.plain_files import inside, writing
 
 ENDINGS = {"npz": ".npz", "grid": ".png"}
 NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".zip")
 
 
 def add_options(parser: Parser) -> None:
-    """The options."""
     parser.description = __doc__
     parser.add_argument("run", type=Path, help="the folder of a run, or one of its checkpoints")
     parser.add_argument("--count", type=int, default=64, help="how many")
@@ -62,9 +60,19 @@ def add_model_options(parser: Parser) -> None:
     parser.add_argument("--device", default="auto", choices=DEVICES, help="auto takes a GPU if there is one")
     parser.add_argument("--precision", default="fp32", choices=list(PRECISIONS), help="of the network while generating")
     parser.add_argument(
+        "--compile", action="store_true", help="compile the network first, which takes a minute: for many images"
+    )
+    parser.add_argument(
         "--autoencoder", help="folder or hub id, if latents are to be decoded by another than they were made by"
     )
     parser.add_argument("--subfolder", help="of --autoencoder")
+
+
+def loaded(args: argparse.Namespace, path: Path, device: torch.device) -> Trained:
+    """The model that the options name."""
+    return load_trained(
+        path, step=args.step, weights=args.model_weights, device=device, trust=args.trust, compiled=args.compile
+    )
 
 
 def choose_solver(args: argparse.Namespace, trained: Trained) -> Solver:
@@ -105,11 +113,10 @@ def make_set(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the images, and write them in the format that is asked for."""
     if args.count < 1:
         raise ValueError(f"--count must be >= 1, got {args.count}")
     device = prepare_processes(place(args.device))
-    trained = load_trained(args.run, step=args.step, weights=args.model_weights, device=device, trust=args.trust)
+    trained = loaded(args, args.run, device)
     ending = ENDINGS.get(args.format, "")
     name = f"step-{trained.step:08d}-seed-{args.seed}{ending}"
     out = args.out or inside(trained.folder, trained.folder / "generated" / name)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from noisewise.suggest import closest
+from noisewise.words import closest
 
 
 class Help(argparse.HelpFormatter):
@@ -24,6 +24,12 @@ class Help(argparse.HelpFormatter):
         known = action.default not in (None, False, [], "", argparse.SUPPRESS)
         shown = known and action.option_strings and "default" not in (action.help or "")
         return f"{action.help}; default: %(default)s" if shown else action.help
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Room for the names of subcommands, which are indented once more than argparse counts."""
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += 2
 
     def _format_action(self, action: argparse.Action) -> str:
         text = super()._format_action(action)  # of subcommands the first line is their common name, which the title says
@@ -43,7 +49,9 @@ class Parser(argparse.ArgumentParser):
         """One for each name, with a line of help: the module of that name, which has `add_options(parser)`."""
         made = self.add_subparsers(title=title, metavar=what.upper(), dest=what, prog=self.prog)
         for name, line in names.items():
-            made.add_parser(name, help=line, description=line, parents=parents).module = f"{package}.{name}"
+            made.add_parser(
+                name, help=line, description=line[0].upper() + line[1:], parents=parents
+            ).module = f"{package}.{name}"
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse; `parser` in the namespace is the one that has read the last subcommand."""

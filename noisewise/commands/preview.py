@@ -22,7 +22,7 @@ from noisewise.commands.parser import Parser
 from noisewise.looking.recipe_curves import AT, AXES, CURVES, WEIGHT_OF, Axis, Preview, draw_previews, limits, preview
 from noisewise.objective import PREDICTIONS, Objective
 from noisewise.processes import PROCESSES
-from noisewise.recipes import Recipe, recipe
+from noisewise.recipes import recipe
 from noisewise.samplers import Sampler
 from noisewise.samplers.learning import Learner
 from noisewise.spec import SpecError, build_process, build_weighting
@@ -37,7 +37,6 @@ SCHEDULER_SETTINGS = {
 
 
 def add_options(parser: Parser) -> None:
-    """The options."""
     parser.description = __doc__
     parser.add_argument(
         "--scheduler",
@@ -67,27 +66,38 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print, write and draw."""
     if args.out is not None and not args.out.suffix:
         raise ValueError(f"--out {args.out}: give the picture an ending, such as {args.out}.png")
     objective = read_objective(args)
-    recipes = [recipe(spec, objective) for spec in read_specs(args)]
-    previews = [_preview(recipe, objective, args.weight_of) for recipe in recipes]
-    notes = [not_yet(recipe.sampler, recipe.weighting) for recipe in recipes]
+    if args.weighting is not None:
+        build_weighting(args.weighting)  # for its error, if it names a sampler
+    first = args.sampler if args.weighting is None else f"{args.sampler}+{args.weighting}"
+    recipes = [recipe(spec, objective) for spec in (first, *args.compare)]
+    settings = {"objective": objective, "weight_of": args.weight_of}
+    previews = [preview(one.sampler, one.weighting, objective.process, **settings, title=one.spec) for one in recipes]
+    notes = [not_yet(one.sampler, one.weighting) for one in recipes]
     heading = f"{args.scheduler}, {objective.prediction} prediction"
-    _print_all(previews, notes, f"{heading}; w is the weight of the {_whose(args.weight_of, objective)} loss")
+    whose = "eps" if args.weight_of == "eps" else f"model's own {objective.prediction}"
+    print_all(previews, notes, f"{heading}; w is the weight of the {whose} loss")
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(as_json(args, objective, previews, notes), allow_nan=False) + "\n")
         print(args.json)
-    return 0 if args.out is None else _draw(previews, args.out, heading)
+    if args.out is not None:
+        try:
+            print(draw_previews(previews, args.out, heading))
+        except ImportError as error:
+            print(f"noisewise: no picture: {error}", file=sys.stderr)
+            return 1
+    return 0
 
 
 def read_objective(args: argparse.Namespace) -> Objective:
     """The process and what the model predicts."""
     text = args.scheduler
     settings = {name: value for name in SCHEDULER_SETTINGS if (value := getattr(args, name)) is not None}
-    if text.partition(":")[0].strip() in PROCESSES or not _is_path(text):
+    is_path = Path(text).exists() or text.endswith(".json") or any(mark in text for mark in {"/", os.sep})
+    if text.partition(":")[0].strip() in PROCESSES or not is_path:
         objective = _named(text)
         if settings:
             name, value = next(iter(settings.items()))
@@ -109,24 +119,12 @@ def _instead(name: str, value: float) -> str:
     return f'--sampler "shift:of=(uniform),shift={shift:.4g}"'
 
 
-def _is_path(text: str) -> bool:
-    return Path(text).exists() or text.endswith(".json") or any(mark in text for mark in {"/", os.sep})
-
-
 def _named(spec: str) -> Objective:
     try:
         process = build_process(spec)
     except SpecError as error:
         raise SpecError(f"{error}; or the path of a diffusers scheduler_config.json, or of a folder with one") from None
     return Objective(process)
-
-
-def read_specs(args: argparse.Namespace) -> list[str]:
-    """The recipes to show, first the one that --sampler and --weighting make."""
-    if args.weighting is None:
-        return [args.sampler, *args.compare]
-    build_weighting(args.weighting)  # for its error, if it names a sampler
-    return [f"{args.sampler}+{args.weighting}", *args.compare]
 
 
 def as_json(
@@ -153,32 +151,14 @@ def _finite(values: Sequence[float] | np.ndarray) -> list[float | None]:
     return [float(value) if np.isfinite(value) else None for value in values]
 
 
-def _preview(recipe: Recipe, objective: Objective, weight_of: Any) -> Preview:
-    return preview(
-        recipe.sampler, recipe.weighting, objective.process, objective=objective, weight_of=weight_of, title=recipe.spec
-    )
-
-
-def _whose(weight_of: str, objective: Objective) -> str:
-    return "eps" if weight_of == "eps" else f"model's own {objective.prediction}"
-
-
-def _print_all(previews: Sequence[Preview], notes: Sequence[list[str]], heading: str) -> None:
+def print_all(previews: Sequence[Preview], notes: Sequence[list[str]], heading: str) -> None:
+    """In characters that the terminal has; the ends of each axis are the same for all recipes."""
     encoding = sys.stdout.encoding or "utf-8"
     blocks = BLOCKS if BLOCKS.encode(encoding, "replace").decode(encoding) == BLOCKS else PLAIN
-    lines, between = [heading], common_limits(previews)
+    lines, between = [heading], [limits(previews, axis) for axis in HEADINGS]
     for one, note in zip(previews, notes, strict=True):
         lines += ["", *description(one, between, note, blocks)]
     print("\n".join(lines).encode(encoding, "replace").decode(encoding))
-
-
-def _draw(previews: Sequence[Preview], out: Path, heading: str) -> int:
-    try:
-        print(draw_previews(previews, out, heading))
-    except ImportError as error:
-        print(f"noisewise: no picture: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 # In the terminal: three lines of blocks an axis, and a table of quantiles, for those who tune over ssh ----------------
@@ -260,8 +240,3 @@ def description(one: Preview, between: Sequence[tuple[float, float]], notes: Seq
     for axis, ends in zip(HEADINGS, between, strict=True):
         parts += chart(one, axis, ends, blocks)
     return [one.title, *(f"  {line}" for line in [*parts, *table(one), *summary(one)])]
-
-
-def common_limits(previews: Sequence[Preview]) -> list[tuple[float, float]]:
-    """The ends of each axis, the same for all recipes."""
-    return [limits(previews, axis) for axis in HEADINGS]

@@ -16,7 +16,6 @@ from noisewise.report.server import serving
 
 
 def add_options(parser: Parser) -> None:
-    """The options."""
     parser.description = __doc__
     parser.add_argument("target", type=Path, help="the folder of a run, or the --out of noisewise compare")
     parser.add_argument("--out", type=Path, help="the HTML file; by default report.html in that folder")
@@ -28,7 +27,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and the figures, or serve it."""
     formats = [name.strip() for name in args.formats.split(",")]
     if unknown := [name for name in formats if name not in FORMATS]:
         raise ValueError(f"--formats {unknown[0]!r}: choose from {', '.join(FORMATS)}")

@@ -15,14 +15,13 @@ from pathlib import Path
 from noisewise.commands.parser import Parser
 from noisewise.papers import SCALES, STUDIES, Study
 from noisewise.study.outcome import read_comparison
-from noisewise.suggest import closest
 from noisewise.training.run_folder import replace_file
+from noisewise.words import closest
 
 DONE = "commands.txt"  # those that have come to their end in a folder
 
 
 def add_options(parser: Parser) -> None:
-    """The options."""
     parser.description = __doc__
     parser.set_defaults(settings=[])
     parser.add_argument("items", nargs="*", metavar="ITEM", help=f"{', '.join(STUDIES)}, or all")
@@ -36,7 +35,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make what is missing, and write the pages."""
     if args.list or not args.items:
         print(listed(args.scale))
         return 0
@@ -93,7 +91,7 @@ def finished(words: list[str], settings: list[str]) -> bool:
         return True
     print(f"\nnoisewise {line}", flush=True)
     if words[0] == "compare" and "digits" not in words:
-        from noisewise.metrics.weights import find_weights
+        from noisewise.metrics.inception import find_weights
 
         find_weights()  # or an hour of training would end without a FID
     status = run_command(whole_parser(), words)

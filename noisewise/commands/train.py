@@ -12,15 +12,14 @@ from pathlib import Path
 from noisewise.commands import evaluate
 from noisewise.commands.parser import Parser
 from noisewise.generation.run_samples import draw_samples, evaluation_solver, quick_solver
-from noisewise.models.trust import check_trusted, is_import_path, remember
+from noisewise.models.build import check_trusted, is_import_path, remember
+from noisewise.training.display import Shown
 from noisewise.training.options import config_parser, parse_config, preset_names, with_files
-from noisewise.training.progress import Shown
 from noisewise.training.run import dry_run, train
 from noisewise.training.signals import StopRequest
 
 
 def add_options(parser: Parser) -> None:
-    """The options besides the settings."""
     parser.description, parser.more_help = __doc__, settings_help
     parser.set_defaults(settings=[])
     parser.add_argument(
@@ -49,7 +48,6 @@ def settings_help() -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, or say what it would take."""
     parser, resume = config_parser(), args.resume or args.resume_from is not None
     stored = Path(args.out) / "config.yaml" if args.out and resume else None
     given = with_files([*args.settings, *(["--out", args.out] if args.out else [])], args.preset)

@@ -14,7 +14,7 @@ from noisewise.data.image_folder import open_folder
 from noisewise.data.latents import open_latents
 from noisewise.data.loader import Batches
 from noisewise.data.source import Source, Synthetic
-from noisewise.suggest import unknown
+from noisewise.words import unknown
 
 __all__ = ["SOURCES", "Batches", "Source", "Synthetic", "open_data", "open_named"]
 

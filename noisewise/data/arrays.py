@@ -42,7 +42,13 @@ def open_array(
     """
     file = split_file(path, split)
     key = None if key is None else str(key)  # a key such as 0 arrives as a number
-    values, labels = load_npy_pair(file) if file.suffix == ".npy" else pick(file, load_many(file), key)
+    beside = file.with_name(f"{file.stem}_labels.npy")
+    found: Labelled
+    if file.suffix == ".npy":
+        found = Mapped(file), load_npy(beside) if beside.is_file() else None
+    else:
+        found = pick(file, load_many(file), key)
+    values, labels = found
     if values.dtype == np.uint8:
         channels_last, shape = picture_layout(file, values.shape, channels_last)
     else:
@@ -76,12 +82,6 @@ def split_file(path: Path, split: str) -> Path:
         remedy = f"put one there, or give a folder with train.npy and {split}.npy"
         raise FileNotFoundError(f"{path} has {missing} beside it, and so no split {split!r}: {remedy}")
     raise FileNotFoundError(f"{folder.absolute()} has {missing}, and so no split {split!r}: put one there")
-
-
-def load_npy_pair(file: Path) -> Labelled:
-    """A mapped array, and its labels from the file beside it."""
-    beside = file.with_name(f"{file.stem}_labels.npy")
-    return Mapped(file), load_npy(beside) if beside.is_file() else None
 
 
 def load_many(file: Path) -> dict[str, NDArray[Any]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from noisewise.data.pixels import UNREADABLE, check_options, to_array
-from noisewise.data.source import Rows, Source, of_text
+from noisewise.data.source import Rows, Source, of_arrays
 
 
 class HuggingFace(Source):
@@ -89,7 +89,7 @@ class HuggingFace(Source):
         return array
 
     def fingerprint(self) -> str:
-        return of_text(f"{self.dataset._fingerprint} {len(self)} {self.shape} {self.size} {self.classes}")
+        return of_arrays([], f"{self.dataset._fingerprint} {len(self)} {self.shape} {self.size} {self.classes}")
 
 
 def find_column(dataset: Any, kind: str, name: str | None) -> str | None:

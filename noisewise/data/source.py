@@ -205,11 +205,6 @@ EDGE = 1 << 16  # bytes looked at, at either end of a file
 LOOKED_INTO = 64  # files whose bytes are looked at, evenly spread; the rest by name and size
 
 
-def of_text(text: str) -> str:
-    """The hash of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
-
-
 def of_arrays(arrays: Iterable[NDArray[np.generic]], facts: str = "") -> str:
     """The hash of all content of the arrays, and of some facts about how it is read."""
     digest = hashlib.sha256(facts.encode())

@@ -15,8 +15,8 @@ from torch import Tensor
 from noisewise.generation.guidance import denoiser
 from noisewise.generation.replay import replayed
 from noisewise.generation.solvers import Solver, default_solver
-from noisewise.noise import normals
 from noisewise.objective import Objective
+from noisewise.streams import normals
 from noisewise.training.plain_files import make_folder
 from noisewise.training.run_folder import replace_file
 

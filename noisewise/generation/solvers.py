@@ -39,7 +39,7 @@ from noisewise.generation.solver_methods import (
 from noisewise.generation.spacing import RHO, check_spacing, default_spacing, grid
 from noisewise.processes import EDM, VE, Flow, Process
 from noisewise.spec import SpecError, parse
-from noisewise.suggest import unknown
+from noisewise.words import unknown
 
 Method = Callable[[Path, Tensor], Iterator[Tensor]]
 

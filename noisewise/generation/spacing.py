@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from noisewise.processes import EDM, VE, Process
-from noisewise.suggest import unknown
+from noisewise.words import unknown
 
 RHO, SIGMA_MIN, SIGMA_MAX = 7.0, 0.002, 80.0
 
@@ -35,23 +35,11 @@ def _uniform(n: int, total: int) -> Tensor:
     return torch.linspace(0, total - 1, n, dtype=torch.float64) if n > 1 else torch.tensor([total - 1.0], dtype=torch.float64)
 
 
-def _leading(n: int, total: int) -> Tensor:
-    return torch.arange(n, dtype=torch.float64) * (total // n)
-
-
-def _trailing(n: int, total: int) -> Tensor:
-    return (total - torch.arange(n - 1, -1, -1, dtype=torch.float64) * (total / n)).round() - 1
-
-
-def _quadratic(n: int, total: int) -> Tensor:
-    return _uniform(n, total) ** 2 / max(total - 1, 1)
-
-
 TIMESTEPS: dict[str, Callable[[int, int], Tensor]] = {
     "uniform": _uniform,
-    "leading": _leading,
-    "trailing": _trailing,
-    "quadratic": _quadratic,
+    "leading": lambda n, total: torch.arange(n, dtype=torch.float64) * (total // n),
+    "trailing": lambda n, total: (total - torch.arange(n - 1, -1, -1, dtype=torch.float64) * (total / n)).round() - 1,
+    "quadratic": lambda n, total: _uniform(n, total) ** 2 / max(total - 1, 1),
 }
 SPACINGS = (*TIMESTEPS, "karras")
 

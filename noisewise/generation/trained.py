@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +12,15 @@ from noisewise.generation.guidance import denoiser
 from noisewise.generation.replay import Replay
 from noisewise.generation.solvers import Denoise
 from noisewise.models import build_model, with_labels
-from noisewise.models.trust import check_trusted
+from noisewise.models.build import check_trusted
 from noisewise.objective import Objective
-from noisewise.printable import printable
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
 from noisewise.training.ema import mostly_initial
 from noisewise.training.fast.fuse import fuse, unfuse
 from noisewise.training.options import load_config
 from noisewise.training.state import load_module, load_named
+from noisewise.words import printable
 
 WEIGHTS = ("ema", "model")
 
@@ -60,6 +60,7 @@ def load_trained(
     device: torch.device | str = "cpu",
     tell: Callable[[str], None] = lambda message: print(printable(message)),
     trust: Collection[str] = (),
+    compiled: bool = False,
 ) -> Trained:
     """The model of a run; on CUDA with fused kernels where it can have them, and its forward pass recorded when it is repeated.
 
@@ -70,6 +71,7 @@ def load_trained(
         device: where to put it.
         tell: told of checkpoints that cannot be used.
         trust: import paths of models that the folder may name, besides those that you gave to runs on this machine.
+        compiled: compile it on its first call, for the sake of many more; the same within rounding.
     """
     path = Path(path).absolute()
     if weights not in WEIGHTS:
@@ -102,7 +104,7 @@ def load_trained(
         weights,
         found.digests[weights],
         model,
-        Replay(with_labels(model), model),
+        Replay(compiled_call(model, tell) if compiled else with_labels(model), model),
         config.objective(),
         shape,
         classes,
@@ -122,6 +124,26 @@ def placed(model: nn.Module, shape: tuple[int, ...], classes: int, device: torch
         except Exception:  # Triton builds kernels at their first call, and may find no compiler or too old a GPU
             unfuse(model)
     return model
+
+
+def compiled_call(model: nn.Module, tell: Callable[[str], None]) -> Callable[..., Tensor]:
+    """The model, compiled for each shape of its inputs; where that fails it is called as it is, and `tell` is told."""
+    plain, quick = with_labels(model), with_labels(cast(nn.Module, torch.compile(model, dynamic=False)))
+    failed = False
+
+    def call(*inputs: Any) -> Tensor:
+        nonlocal failed
+        if not failed:
+            try:
+                return quick(*inputs)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # no compiler, or one that this model is too much for
+                failed = True
+                tell(f"the model is not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+        return plain(*inputs)
+
+    return call
 
 
 def _about(found: checkpoint.Checkpoint) -> dict[str, Any]:

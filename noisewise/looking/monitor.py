@@ -13,7 +13,7 @@ from noisewise.running import KeepsPrecision, RunningLoss, Skipped, even_edges, 
 
 
 class Monitor(KeepsPrecision):
-    """Watches a training run at any sampler: call `update(draw, losses)` once a step and `snapshot(sampler)` now and then.
+    """Watches a training run with any sampler: call `update(draw, losses)` once a step and `snapshot(sampler)` now and then.
 
     Args:
         bins: equal intervals of u.
@@ -88,7 +88,7 @@ class Monitor(KeepsPrecision):
             "loss2": torch.where(running.seen, running.second_moment(), torch.nan),
             "effective_share": self.effective_share,
             "skipped": self.skipped.total,
-            "outliers": running.usual.outliers,
+            "outliers": running.outliers,
             "density": self.densities[: self.kept],
             "step": self.steps[: self.kept],
         }

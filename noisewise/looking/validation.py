@@ -25,10 +25,9 @@ from noisewise import distributed
 from noisewise.batches import Where, data_of, moved, shares
 from noisewise.feedback import preserved_random_state
 from noisewise.levels import check_per_sample
-from noisewise.noise import normals
 from noisewise.objective import Objective
 from noisewise.processes import Process
-from noisewise.streams import checked_seed, stream_key
+from noisewise.streams import checked_seed, normals, stream_key
 from noisewise.weighting import Weighting
 
 NOISE_SEED = 0x6C6F7373  # "loss": apart from the noise of generated images

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from noisewise.generation.images import to_uint8
 from noisewise.metrics.features import features
-from noisewise.metrics.weights import digest
+from noisewise.training.tensor_files import digest
 
 FILE = "digits_classifier.safetensors"
 NAME = "digits-classifier"

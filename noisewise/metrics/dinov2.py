@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from noisewise.metrics.weights import digest
+from noisewise.training.tensor_files import digest
 
 METRIC = "fd_dinov2"
 SIZE = 224
@@ -108,12 +108,10 @@ def load_dinov2(path: Path | str | None, device: torch.device | str = "cpu") -> 
     if not Path(path).is_file():
         raise FileNotFoundError(f"no weights at {path}: {FILES}")
     state = read_dinov2(Path(path))
-    dim, depth = len(state["norm.weight"]), 1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks."))
-    patch, grid = state["patch_embed.proj.weight"].shape[-1], math.isqrt(state["pos_embed"].shape[1] - 1)
-    with torch.device("meta"):
-        network = DINOv2(dim, depth, patch, grid)
+    network = _network(state, Path(path))
     network.load_state_dict(state, assign=True)
-    return network.requires_grad_(False).eval().to(device), f"dinov2-{dim}x{depth}-{digest(state)[:12]}"
+    name = f"dinov2-{len(network.norm.weight)}x{len(network.blocks)}-{digest(state)[:12]}"
+    return network.requires_grad_(False).eval().to(device), name
 
 
 def read_dinov2(path: Path) -> dict[str, Tensor]:
@@ -130,7 +128,6 @@ def read_dinov2(path: Path) -> dict[str, Tensor]:
     named = {str(name): value.float() for name, value in theirs.items()}
     ours = _from_transformers(named) if any("encoder.layer." in name for name in named) else named
     ours.pop("mask_token", None)
-    _check(ours, path)
     return dict(ours)
 
 
@@ -160,16 +157,17 @@ def _from_transformers(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _check(state: Mapping[str, Tensor], path: Path) -> None:
-    """An error if these are not all weights of one of the sizes with a plain perceptron."""
+def _network(state: Mapping[str, Tensor], path: Path) -> DINOv2:
+    """The network that these are the weights of; an error if it is not one of the sizes with a plain perceptron."""
     try:
         dim, patch = len(state["norm.weight"]), state["patch_embed.proj.weight"].shape[-1]
         grid = math.isqrt(state["pos_embed"].shape[1] - 1)
         depth = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks."))
         with torch.device("meta"):
-            expected = DINOv2(dim, depth, patch, grid).state_dict()
+            network = DINOv2(dim, depth, patch, grid)
     except (KeyError, IndexError, ValueError, TypeError, RuntimeError, ZeroDivisionError):
         raise ValueError(f"{path} does not hold a DINOv2 network: {FILES}") from None
+    expected = network.state_dict()
     wrong = [name for name in expected if name not in state or state[name].shape != expected[name].shape]
     wrong += [name for name in state if name not in expected]
     if wrong or dim % HEAD:
@@ -177,3 +175,4 @@ def _check(state: Mapping[str, Tensor], path: Path) -> None:
             f"{path} does not hold DINOv2 of size S, B or L without registers: {wrong[0] if wrong else 'its width'} is "
             f"missing, of another shape or unknown; {FILES}"
         )
+    return network

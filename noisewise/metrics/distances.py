@@ -28,13 +28,12 @@ from noisewise.data import Source
 from noisewise.generation.images import to_uint8
 from noisewise.metrics import digits_features, dinov2, inception
 from noisewise.metrics.features import feature_batches
-from noisewise.metrics.frechet import Moments, moments_distance
+from noisewise.metrics.frechet import Moments, bootstrap, fid_infinity, moments_distance, standard_error
+from noisewise.metrics.inception import load_inception
 from noisewise.metrics.kid import kid
 from noisewise.metrics.neighbours import OF_DENSITY, OF_PRECISION, density_coverage, precision_recall
 from noisewise.metrics.reference import Key, Reference, collect, reference
 from noisewise.metrics.sliced import sliced_wasserstein
-from noisewise.metrics.uncertainty import bootstrap, fid_infinity, standard_error
-from noisewise.metrics.weights import load_inception
 
 METRICS = ("fid", "kid", "precision_recall", "density_coverage", "infinity", "interval", "error", "sliced")
 NEED_FEATURES = ("kid", "precision_recall", "density_coverage", "infinity", "interval", "error")
@@ -144,7 +143,7 @@ def compare_images(
         real_pixels: real images (n, ...) uint8, for "sliced".
         batch: images at a time.
         seed: of subsets and resamples.
-        tf32: let the network use TF32 where torch's settings allow it: twice as fast, and FID moves by about 0.001.
+        tf32: let the network use TF32 where torch's settings allow it: faster, and FID moves by about 0.001.
         progress: told how many images this process has done.
     """
     metrics = check_metrics(metrics)

@@ -22,8 +22,8 @@ from torch import Tensor
 from noisewise.data import Source
 from noisewise.generation.solver_methods import DATA, Denoise, Level, added_variance, posterior_variance
 from noisewise.generation.spacing import grid
-from noisewise.noise import normals
 from noisewise.processes import Process
+from noisewise.streams import normals
 
 NOISE_SEED = 0x766C62  # "vlb"
 VARIANCES = ("fixed_small", "fixed_large")

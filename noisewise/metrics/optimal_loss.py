@@ -33,11 +33,10 @@ from noisewise.data import Source
 from noisewise.feedback import preserved_random_state
 from noisewise.looking.validation import middles
 from noisewise.metrics.reference import cache_folder
-from noisewise.noise import normals
 from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
 from noisewise.precision import full_float32
 from noisewise.processes import Process
-from noisewise.streams import checked_seed, stream_key
+from noisewise.streams import checked_seed, normals, stream_key
 from noisewise.training.run_folder import replace_file
 
 FORMAT = "noisewise-optimal-1"
@@ -167,8 +166,7 @@ def optimal_loss(
         device: where to compute.
         progress: told how many draws were done, at how many levels (a product).
     """
-    if objective.loss != "mse":
-        raise ValueError(f"the posterior mean is optimal for loss='mse' alone, got {objective.loss!r}")
+    _check_loss(objective)
     for name, value, least in (("references", 1 if references is None else references, 1), ("draws", draws, 2)):
         if value < least:
             raise ValueError(f"{name} must be >= {least}, got {value}")
@@ -357,6 +355,11 @@ def _generator(key: int) -> torch.Generator:
     return torch.Generator().manual_seed(key >> 1)
 
 
+def _check_loss(objective: Objective) -> None:
+    if objective.loss != "mse":
+        raise ValueError(f"the posterior mean is optimal for loss='mse' alone, got {objective.loss!r}")
+
+
 # Kept on disk ---------------------------------------------------------------------------------------------------------
 
 
@@ -375,6 +378,7 @@ def kept_optimal_loss(
     progress: Callable[[int], None] | None = None,
 ) -> OptimalLoss:
     """`optimal_loss` of a source, from the cache if it is there, else computed and kept; all predictions share a file."""
+    _check_loss(objective)
     count = len(source) * (1 + flip)
     settings: dict[str, Any] = {
         "format": FORMAT,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from noisewise import distributed
 from noisewise.metrics.features import Images, feature_batches
 from noisewise.metrics.frechet import Moments
-from noisewise.metrics.weights import digest
+from noisewise.training.tensor_files import digest
 
 FORMAT = "noisewise-reference-1"
 

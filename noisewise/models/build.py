@@ -2,16 +2,17 @@
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from noisewise.models.dit import DiT
-from noisewise.models.trust import is_import_path
 from noisewise.models.unet import UNet
 from noisewise.models.uvit import UViT
-from noisewise.suggest import unknown
+from noisewise.words import unknown
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"unet": UNet, "dit": DiT, "uvit": UViT}
 
@@ -95,7 +96,8 @@ def with_labels(model: nn.Module) -> Callable[[Tensor, Tensor, Tensor | None], T
     Labels go to the parameter of its forward named "labels", "class_labels" or "y"; without labels the parameter is left
     out. The output is the tensor itself, out of diffusers' `.sample` or the first of a tuple.
     """
-    keyword = _label_keyword(model)
+    parameters = inspect.signature(_innermost(model).forward).parameters
+    keyword = next((name for name in LABEL_NAMES if name in parameters), None)
 
     def call(x: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
         if labels is None:
@@ -108,11 +110,6 @@ def with_labels(model: nn.Module) -> Callable[[Tensor, Tensor, Tensor | None], T
         return _tensor(model(x, time, **{keyword: labels}))
 
     return call
-
-
-def _label_keyword(model: nn.Module) -> str | None:
-    parameters = inspect.signature(_innermost(model).forward).parameters
-    return next((name for name in LABEL_NAMES if name in parameters), None)
 
 
 def _innermost(model: nn.Module) -> nn.Module:
@@ -134,3 +131,55 @@ def _tensor(output: Any) -> Tensor:
     if not isinstance(output, Tensor):
         raise TypeError(f"the model returned {type(output).__name__}: it must return the predicted tensor")
     return output
+
+
+# Whose word it takes to import a model --------------------------------------------------------------------------------
+
+
+# A run folder may come from somebody else, and an import path in it names code. The user's own word is the command line, a
+# file of settings, or Python. A name from a folder alone is imported only if the user repeats it (`--trust NAME`), or began a
+# run with it on this machine: such names are remembered outside of all run folders.
+
+
+class Untrusted(ValueError):
+    """A folder names code that the user has not."""
+
+
+def is_import_path(name: str) -> bool:
+    """Whether a model's name is that of code to import, not of a network of this package."""
+    return "." in name or ":" in name
+
+
+def check_trusted(name: str, folder: Path, trust: Collection[str] = ()) -> None:
+    """Raise Untrusted if a run folder names code that the user has given neither now nor to an earlier run."""
+    if is_import_path(name) and name not in trust and name not in remembered():
+        raise Untrusted(
+            f"{folder} names the model {name!r}, which would be imported and called: it could do anything that you can. "
+            f"If it is yours, or you have read it, say so with --trust {name!r}"
+        )
+
+
+def remember(name: str) -> None:
+    """Keep a name that the user gave, so that runs made with it need no --trust; where that cannot be written, they do."""
+    if is_import_path(name) and len(name.split()) == 1 and name not in remembered():
+        try:
+            file = memory()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a") as opened:
+                opened.write(f"{name}\n")
+        except (OSError, RuntimeError):
+            return
+
+
+def remembered() -> set[str]:
+    """The names that the user gave to earlier runs."""
+    try:
+        return set(memory().read_text().splitlines())
+    except (OSError, RuntimeError, ValueError):
+        return set()
+
+
+def memory() -> Path:
+    """The file of those names, in the user's state folder."""
+    place = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(place) if os.path.isabs(place) else Path.home() / ".local" / "state") / "noisewise" / "trusted-models"

@@ -22,6 +22,7 @@ from noisewise.papers.evidence import (
     published_time,
     read,
     relative_time,
+    within,
 )
 
 # What the paper's tables say ("Ours" there is "Adaptive" here) --------------------------------------------------------
@@ -187,14 +188,7 @@ def beside(tables: Mapping[str, tuple[Published, str]], *specs: str) -> Callable
 # Figures 2 and 6: gradients -------------------------------------------------------------------------------------------
 
 ALL = ("linear", "cosine", "quadratic")
-
-
-def early(u: float) -> bool:
-    return u < 0.1
-
-
-def late(u: float) -> bool:
-    return u > 0.9
+ENDS = ((0.0, 0.1), (0.9, inf))  # of u
 
 
 def gradient_section(folder: Path, name: str, schedules: Sequence[str], title: str) -> Section:
@@ -205,15 +199,14 @@ def gradient_section(folder: Path, name: str, schedules: Sequence[str], title: s
         start, end = found[min(found)], found[max(found)]
         variances = [float(row["variance"]) for row in end]
         top = max(end, key=lambda row: float(row["variance"]))
+        parts = [(within(start, *bounds), within(end, *bounds)) for bounds in ENDS]
         rows.append(
             [
                 schedule,
                 f"{max(found):,}",
-                number(mean_of(end, "variance", early)),
-                number(mean_of(end, "variance", late)),
+                *(number(mean_of(last, "variance")) for _, last in parts),
                 f"{number(max(variances) / min(variances))}, at u = {float(top['u']):.3f}",
-                f"{number(mean_of(start, 'loss', early))} to {number(mean_of(end, 'loss', early))}",
-                f"{number(mean_of(start, 'loss', late))} to {number(mean_of(end, 'loss', late))}",
+                *(f"{number(mean_of(first, 'loss'))} to {number(mean_of(last, 'loss'))}" for first, last in parts),
             ]
         )
     heads = ["schedule", "steps", "variance at u < 0.1", "variance at u > 0.9", "largest over smallest variance"]
@@ -226,9 +219,8 @@ def fig2(folder: Path) -> Shown:
     ratios = []
     for schedule in ALL:
         found = moments(read(folder / f"fig2-{schedule}" / "gradients.csv"))
-        end = found[max(found)]
-        ratio = mean_of(end, "variance", early) / mean_of(end, "variance", late)
-        ratios.append(f"{schedule} {number(ratio)}")
+        early, late = (mean_of(within(found[max(found)], *bounds), "variance") for bounds in ENDS)
+        ratios.append(f"{schedule} {number(early / late)}")
     said = f"variance at u < 0.1 over that at u > 0.9, at the end: {', '.join(ratios)}"
     return said, [gradient_section(folder, "fig2", ALL, "Ours")]
 
@@ -253,8 +245,8 @@ def fig4(folder: Path) -> Shown:
     alone = [row for row in every if row["kind"] == "range" and float(row["trained_high"]) == TRAINED]
     rows = []
     for step, found in moments(alone).items():
-        trained = mean_of(found, "change", lambda low: low < TRAINED, at="affected_low")
-        others = mean_of(found, "change", lambda low: low >= TRAINED, at="affected_low")
+        trained = mean_of(within(found, high=TRAINED, at="affected_low"), "change")
+        others = mean_of(within(found, low=TRAINED, at="affected_low"), "change")
         share = rise_over_fall((1 - TRAINED) * others, -TRAINED * trained)
         worst = max(found, key=lambda row: float(row["relative_change"]))
         most = f"{float(worst['relative_change']):+.0%} at u = {float(worst['affected_low']):.2f}"
@@ -288,10 +280,9 @@ def histories(folder: Path) -> dict[str, dict[int, list[Row]]]:
     return {sampler: moments(rows) for sampler, rows in found.items()}
 
 
-def share(rows: list[Row], column: str = "density", low: float = -inf, high: float = inf) -> float:
+def share(rows: list[Row], low: float = 0.0, high: float = inf, column: str = "density") -> float:
     """The share of a density within some levels."""
-    inside = [float(row[column]) for row in rows if low < float(row["u"]) < high]
-    return sum(inside) / sum(float(row[column]) for row in rows)
+    return sum(float(row[column]) for row in within(rows, low, high)) / sum(float(row[column]) for row in rows)
 
 
 def density_section(folder: Path, title: str, picture: str) -> Section:
@@ -299,7 +290,7 @@ def density_section(folder: Path, title: str, picture: str) -> Section:
     for sampler, found in histories(folder).items():
         first, last = found[min(found)], found[max(found)]
         shares = [share(first, high=0.2), share(last, high=0.2), share(last, low=0.2, high=0.8), share(last, low=0.8)]
-        rows.append([sampler, *(f"{one:.1%}" for one in (*shares, share(last, "objective", high=0.2)))])
+        rows.append([sampler, *(f"{one:.1%}" for one in (*shares, share(last, high=0.2, column="objective")))])
     heads = ["sampler", "draws at u < 0.2, first", "draws at u < 0.2, last", "draws between", "draws at u > 0.8"]
     note = "The paper shows weightings as probabilities, which is the objective p·w here. Uniform would have 20, 60 and 20 %."
     table = Table([*heads, "objective at u < 0.2, last"], rows, note)

@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite, nan
 from pathlib import Path
 from statistics import fmean
 
@@ -273,10 +273,14 @@ def read(path: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def mean_of(rows: Iterable[Row], column: str, where: Callable[[float], bool], at: str = "u") -> float:
-    """The mean of a column over rows whose noise level is in some range."""
-    found = [float(row[column]) for row in rows if where(float(row[at]))]
-    return fmean(found) if found else float("nan")
+def within(rows: Iterable[Row], low: float = 0.0, high: float = inf, at: str = "u") -> list[Row]:
+    """The rows whose noise level is in some range, the upper end left out."""
+    return [row for row in rows if low <= float(row[at]) < high]
+
+
+def mean_of(rows: Sequence[Row], column: str) -> float:
+    """The mean of a column."""
+    return fmean(float(row[column]) for row in rows) if rows else nan
 
 
 def moments(rows: Sequence[Row]) -> dict[int, list[Row]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from noisewise.papers.evidence import SCALES, Section, Study
-from noisewise.report.html import Part, as_json, details, table
-from noisewise.report.page import fill
+from noisewise.report.html import Part, details, table
+from noisewise.report.page import bound
 from noisewise.report.sections import row_of
 from noisewise.study.outcome import Plan
 from noisewise.training.run_folder import replace_file
@@ -51,23 +51,16 @@ def render(name: str, study: Study, scale: str, folder: Path, sections: list[Sec
     """The whole page."""
     parts = [_part(one, f"part-{i}") for i, one in enumerate(sections)]
     parts.append(Part("settings", "Settings, and how to repeat it", _commands(name, study, scale, folder)))
-    data = {key: value for part in parts for key, value in part.data.items()}
     facts = {"scale": f"{scale}: {SCALES[scale]}", "source": study.source, "takes": study.scales[scale].takes}
     pairs = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts.items())
     said = "".join(f"<li>{escape(note)}</li>" for note in study.notes)
-    body = "\n".join(
-        [
-            "<main>",
-            f'<header><p class="eyebrow">noisewise reproduce {escape(name)}</p><h1>{escape(study.title)}</h1>',
-            _said("The paper", study.says),
-            _said("Ours", found),
-            f'<ul class="said">{said}</ul><dl class="facts">{pairs}</dl></header>',
-            *(part.section() for part in parts),
-            f'<script type="application/json" id="data">{as_json(data)}</script>',
-            "</main>",
-        ]
-    )
-    return fill(body, f"noisewise: {study.source}, {scale}")
+    top = [
+        f'<header><p class="eyebrow">noisewise reproduce {escape(name)}</p><h1>{escape(study.title)}</h1>',
+        _said("The paper", study.says),
+        _said("Ours", found),
+        f'<ul class="said">{said}</ul><dl class="facts">{pairs}</dl></header>',
+    ]
+    return bound(top, parts, f"noisewise: {study.source}, {scale}", {})
 
 
 def _said(who: str, what: str) -> str:
@@ -113,20 +106,17 @@ def _embedded(path: Path) -> str:
 
 def _commands(name: str, study: Study, scale: str, folder: Path) -> str:
     made = study.scales[scale]
-    lines = "\n".join(shlex.join(["noisewise", *words]) for words in made.words(folder))
+    commands = made.words(folder)
+    lines = "\n".join(shlex.join(["noisewise", *words]) for words in commands)
     html = f"<pre>{escape(f'noisewise reproduce {name} --scale {scale}')}</pre>"
     html += f"<p>which is</p><pre>{escape(lines)}</pre>"
-    reports = [Path(words[-1]) / "report.html" for words in made.words(folder) if words[0] == "compare"]
-    links = "".join(
-        f'<li><a href="{escape(str(path.relative_to(folder)))}">{escape(str(path.relative_to(folder)))}</a></li>'
-        for path in dict.fromkeys(reports)
-        if path.is_file()
-    )
+    outs = dict.fromkeys(Path(words[-1]) for words in commands if words[0] == "compare")
+    reports = [escape(str(out.relative_to(folder) / "report.html")) for out in outs if (out / "report.html").is_file()]
+    links = "".join(f'<li><a href="{report}">{report}</a></li>' for report in reports)
     if links:
         html += f"<p>The whole comparisons, with every run, curve and setting:</p><ul class='files'>{links}</ul>"
     if made.needs:
         html += f"<p>It needs {escape(made.needs)}.</p>"
-    outs = dict.fromkeys(Path(words[-1]) for words in made.words(folder) if words[0] == "compare")
     settings = [out / "runs" / Plan.read(out).runs[0] / "config.yaml" for out in outs]
     return html + "".join(
         details(f"Settings of {path.parent.name}", f"<pre>{escape(path.read_text())}</pre>") for path in settings

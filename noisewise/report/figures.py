@@ -28,7 +28,8 @@ from noisewise.report.charts import (
 )
 from noisewise.report.subject import Subject, read_subject
 from noisewise.report.thumbnails import Picture, corner, pictures_of, read_pixels
-from noisewise.training.writing import writing
+from noisewise.training.plain_files import writing
+from noisewise.words import in_lines
 
 FORMATS = ("png", "svg", "pdf")
 INK, SOFT, GRID = "#1b1f24", "#58626d", "#e9ebed"  # as in style.css
@@ -68,6 +69,7 @@ FEW = 12  # points that get a mark each
 ROOM = 0.06  # around the data, of their range
 LEAST_RANGE = {False: 0.004, True: 0.04}  # of an axis, linear or logarithmic: no drama for differences of next to nothing
 EDGE = -0.147  # the left side of the numbers of an axis, in widths of the axes
+LETTER = 0.066  # inches of a letter in a legend
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 DENSITY = LinearSegmentedColormap.from_list("density", AROUND_UNIFORM, 255)
 
@@ -120,8 +122,10 @@ def chart_row(charts: Sequence[Chart]) -> Figure:
     together = [chart for chart in charts if not chart.legend]
     methods = list(dict.fromkeys(line.method for chart in together for line in chart.lines))
     width = 3.4 * len(charts)
-    columns = max(1, min(len(methods), int(width / (0.5 + 0.066 * max(len(method.name) for method in methods)))))
-    rows = -(-len(methods) // columns) if len(methods) > 1 else 0
+    names = [in_lines(method.name, int((width - 0.7) / LETTER)) for method in methods]
+    longest = max((len(line) for name in names for line in name.splitlines()), default=0)
+    columns = max(1, min(len(methods), int(width / (0.5 + LETTER * longest))))
+    rows = -(-sum(name.count("\n") + 1 for name in names) // columns) if len(methods) > 1 else 0
     figure = Figure(figsize=(width, 2.7 + 0.17 * rows), layout="constrained")
     for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
         draw_chart(axes, chart, chart.title)
@@ -129,7 +133,6 @@ def chart_row(charts: Sequence[Chart]) -> Figure:
             axes.legend([legend_line(line.method) for line in chart.lines], [line.method.name for line in chart.lines])
     if rows:
         handles = [legend_line(method) for method in methods]
-        names = [method.name for method in methods]
         figure.legend(handles, names, loc="outside lower center", ncols=columns, handlelength=2.4)
     return figure
 

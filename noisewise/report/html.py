@@ -6,7 +6,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -113,6 +113,16 @@ def legend(methods: Sequence[Method], kind: str = "") -> str:
 def details(summary: str, html: str) -> str:
     """Something that is there for whoever wants it."""
     return f"<details><summary>{escape(summary)}</summary>{html}</details>"
+
+
+def choice(name: str, label: str, texts: Mapping[str, str], first: str) -> str:
+    """Buttons of which one is pressed, by their values."""
+    buttons = "".join(
+        f'<label><input type="radio" name="{name}" id="{name}-{value}" value="{value}"{" checked" * (value == first)}>'
+        f"<span>{escape(text)}</span></label>"
+        for value, text in texts.items()
+    )
+    return f'<div class="choice {name}s" role="group" aria-label="{label}">{buttons}</div>'
 
 
 def method_head(method: Method) -> str:

@@ -2,16 +2,17 @@
 
 import base64
 import hashlib
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from noisewise.report import opening, sections, tables
-from noisewise.report.html import as_json, breakable, colour, per_schedule, swatch
+from noisewise.report.html import Part, as_json, breakable, choice, colour, per_schedule, swatch
 from noisewise.report.subject import Subject, read_subject
+from noisewise.training.plain_files import writing
 from noisewise.training.run_folder import replace_file
-from noisewise.training.writing import writing
 
 HERE = Path(__file__).parent
 SECTIONS = (
@@ -43,19 +44,15 @@ def render(subject: Subject, live: str = "") -> str:
     """The whole page; `live` is the version of the files behind it, if it should look for newer ones."""
     parts = [part for section in SECTIONS for part in section(subject)]
     first, data = first_screen(subject)
-    data |= {key: value for part in parts for key, value in part.data.items()}
-    body = "\n".join(
-        [
-            "<main>",
-            opening.header(subject, parts),
-            controls(subject),
-            first,
-            *(part.section() for part in parts),
-            f'<script type="application/json" id="data">{as_json(data)}</script>',
-            "</main>",
-        ]
-    )
-    return fill(body, f"noisewise: {opening.title(subject)}", live)
+    top = [opening.header(subject, parts), controls(subject), first]
+    return bound(top, parts, f"noisewise: {opening.title(subject)}", data, live)
+
+
+def bound(top: Sequence[str], parts: Sequence[Part], title: str, data: Mapping[str, Any], live: str = "") -> str:
+    """A page of these parts, with their data for the script."""
+    every = {**data, **{key: value for part in parts for key, value in part.data.items()}}
+    script = f'<script type="application/json" id="data">{as_json(every)}</script>'
+    return fill("\n".join(["<main>", *top, *(part.section() for part in parts), script, "</main>"]), title, live)
 
 
 def fill(body: str, title: str, live: str = "") -> str:
@@ -84,12 +81,7 @@ def controls(subject: Subject) -> str:
     )
     bar = f'<div class="toggles" role="group" aria-label="Methods shown"><span class="what">Show</span>{toggles}</div>'
     if len(subject.schedules) > 1:
-        choices = "".join(
-            f'<label><input type="radio" name="schedule" id="schedule-{i}" data-schedule-choice="{i}"{" checked" * (i == 0)}>'
-            f"<span>{escape(name)}</span></label>"
-            for i, name in enumerate(subject.schedules)
-        )
-        bar += f'<div class="choice schedules" role="group" aria-label="Noise schedule">{choices}</div>'
+        bar += choice("schedule", "Noise schedule", {str(i): name for i, name in enumerate(subject.schedules)}, "0")
     return f'<div class="controls">{bar}</div>'
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from noisewise.looking.palette import AROUND_UNIFORM
 from noisewise.metrics import digits_features
 from noisewise.report.charts import Chart, HeatMap, heat_map, loss_charts, quality_charts, scale_texts, training_charts
-from noisewise.report.html import Part, caption, chart_svg, legend, number, panel_svg, per_schedule
+from noisewise.report.html import Part, caption, chart_svg, choice, legend, number, panel_svg, per_schedule
 from noisewise.report.subject import Subject
 from noisewise.report.tables import evaluations
 from noisewise.report.thumbnails import Shown, encoded, pictures_of
@@ -126,18 +126,10 @@ def trained_levels(subject: Subject) -> list[Part]:
     made = [_panels(replace(heat, reach=reach), i) if heat else ("", {}) for i, heat in enumerate(maps)]
     data = {name: numbers for _, more in made for name, numbers in more.items()}
     both = all("objective" in panel.views for heat in known for panel in heat.panels)
-    html = _views("objective" if both else "draws") + _scale(reach) + per_schedule(subject, [block for block, _ in made])
+    views = {"objective": "Draws × weight", "draws": "Draws"}
+    html = choice("view", "What the colours show", views, "objective" if both else "draws")
+    html += _scale(reach) + per_schedule(subject, [block for block, _ in made])
     return [Part("density", "Which noise levels were trained", html, data, INTRO)]
-
-
-def _views(first: str) -> str:
-    choices = (("objective", "Draws × weight"), ("draws", "Draws"))
-    radios = "".join(
-        f'<label><input type="radio" name="view" id="view-{value}" value="{value}"{" checked" * (value == first)}>'
-        f"<span>{text}</span></label>"
-        for value, text in choices
-    )
-    return f'<div class="choice views" role="group" aria-label="What the colours show">{radios}</div>'
 
 
 def _scale(reach: int) -> str:
@@ -182,37 +174,23 @@ def samples(subject: Subject) -> Samples | None:
     blocks = [_figures(subject, process, shown, moments, seeds) for process in subject.schedules]
     same = "" if subject.single else ", all from the same noise"
     note = f'<p class="note">Samples of the averaged weights{same}, not chosen by hand.</p>'
-    controls = f'<div class="choose">{_slider(subject, shown, moments)}{_seeds(seeds)}{note}</div>'
-    return Samples(blocks, controls, {"moments": {"texts": _moment_texts(subject, shown, moments)}})
+    steps = {one.picture.share: one.picture.step for one in shown}
+    texts = [f"step {steps[moment]:,}" if subject.single else f"{100 * moment:.0f} % of the budget" for moment in moments]
+    which = choice("seed", "Seed", {str(i): f"seed {seed}" for i, seed in enumerate(seeds)}, "0") if len(seeds) > 1 else ""
+    controls = f'<div class="choose">{_slider(texts)}{which}{note}</div>'
+    return Samples(blocks, controls, {"moments": {"texts": texts}})
 
 
-def _moment_texts(subject: Subject, shown: list[Shown], moments: list[float]) -> list[str]:
-    if subject.single:
-        steps = {one.picture.share: one.picture.step for one in shown}
-        return [f"step {steps[moment]:,}" for moment in moments]
-    return [f"{100 * moment:.0f} % of the budget" for moment in moments]
-
-
-def _slider(subject: Subject, shown: list[Shown], moments: list[float]) -> str:
-    texts = _moment_texts(subject, shown, moments)
-    if len(moments) < 2:
+def _slider(texts: list[str]) -> str:
+    """Over moments of training, the last one first."""
+    if len(texts) < 2:
         return f'<p class="note">At {escape(texts[-1])}.</p>'
+    last = len(texts) - 1
     return (
         f'<div class="slider"><label for="moment">Training</label><input type="range" id="moment" min="0" '
-        f'max="{len(moments) - 1}" step="1" value="{len(moments) - 1}" aria-valuetext="{escape(texts[-1])}">'
+        f'max="{last}" step="1" value="{last}" aria-valuetext="{escape(texts[-1])}">'
         f'<output for="moment" id="moment-text">{escape(texts[-1])}</output></div>'
     )
-
-
-def _seeds(seeds: list[int]) -> str:
-    if len(seeds) < 2:
-        return ""
-    choices = "".join(
-        f'<label><input type="radio" name="seed" id="seed-{i}" value="{i}"{" checked" * (i == 0)}>'
-        f"<span>seed {seed}</span></label>"
-        for i, seed in enumerate(seeds)
-    )
-    return f'<div class="choice seeds" role="group" aria-label="Seed">{choices}</div>'
 
 
 def _figures(subject: Subject, process: str, shown: list[Shown], moments: list[float], seeds: list[int]) -> str:

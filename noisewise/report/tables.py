@@ -1,5 +1,6 @@
 """The sections of tables: results, costs, every evaluation, what `noisewise evaluate` found of a run, and all settings."""
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ from noisewise.report.subject import Subject
 from noisewise.study.findings import explanation
 from noisewise.study.outcome import Outcome
 from noisewise.study.summary import Summary, budget_unit, headline_images, judged, metric_label, summarise
-from noisewise.study.table import Column, spread_text, table_columns
+from noisewise.study.table import Column, filled, spread_text, table_columns
 from noisewise.training.options import as_yaml, flat
 
 SPARE = 4  # columns that the table for terminals gives up before these are left to the unfolded table
@@ -26,7 +27,7 @@ def results(subject: Subject) -> list[Part]:
     for process in subject.schedules:
         name = f'<h3 class="process">{escape(process)} schedule</h3>' if len(subject.schedules) > 1 else ""
         mine = [one for one in summaries if one.process == process]
-        columns = sorted(table_columns(mine, unit), key=lambda column: column.spare)
+        columns = sorted(filled(table_columns(mine, unit), mine), key=lambda column: column.spare)
         main.append(name + _rows(subject, mine, [column for column in columns if column.spare <= SPARE], "results"))
         whole.append(name + _rows(subject, mine, columns, "results all"))
     note = "Lower is better; ± is half the range over seeds; bold is what was shown to be better."
@@ -150,7 +151,7 @@ def settings(subject: Subject) -> list[Part]:
     """The command, the files, the settings."""
     again = command(subject)
     pairs = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts(subject))
-    html = f'<dl class="facts">{pairs}</dl>' + (f"<p>The same again:</p><pre>{escape(again)}</pre>" if again else "")
+    html = f'<dl class="facts">{pairs}</dl>' + (f"<p>The same again:</p><pre>{_words(again)}</pre>" if again else "")
     html += f"<p>What this page was made of, in its folder:</p><ul class='files'>{_files(subject)}</ul>"
     first = _of_baseline(subject)
     title = "Settings" if subject.single else f"Settings of {first.sampler}"
@@ -167,6 +168,11 @@ def command(subject: Subject) -> str:
     given = [list(one) for one in (*subject.plan.earlier, subject.plan.command) if one]
     named = [one if one[0] in ("compare", "analyze") else ["compare", *one] for one in given]
     return "\n".join(shlex.join(["noisewise", *one]) for one in named)
+
+
+def _words(command: str) -> str:
+    """Each word by itself, since a browser would break a line after the dashes of an option."""
+    return re.sub(r"\S+", lambda word: f"<span>{escape(word[0])}</span>", command)
 
 
 def differences(subject: Subject) -> str:

@@ -126,7 +126,7 @@ def _period(pixels: NDArray[np.uint8]) -> int:
 
 def _shown(picture: Picture, pixels: NDArray[np.uint8], quality: int) -> Shown:
     image = Image.fromarray(pixels)
-    if period := _period(pixels):  # what lies between samples is the paper's colour, also in the dark
+    if period := _period(pixels):  # nothing lies between samples: the page chooses its colour
         between = np.full(pixels.shape[:2], 255, np.uint8)
         between[::period] = between[:, ::period] = 0
         image.putalpha(Image.fromarray(between))

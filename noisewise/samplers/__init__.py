@@ -5,18 +5,17 @@ from functools import partial
 
 from noisewise.samplers.adaptive import AdaptiveSampler, paper_celebahq, paper_cifar10, paper_imagenet, released_cifar10
 from noisewise.samplers.base import Draw, LossAt, Sampler
-from noisewise.samplers.combine import Curriculum, Mix, Product, Switch
+from noisewise.samplers.combine import Mix, Product
 from noisewise.samplers.correction import Correction, effective_sample_size
-from noisewise.samplers.curriculum_sampling import CurriculumSampling
 from noisewise.samplers.gradient_variance import GradientVariance
 from noisewise.samplers.infonoise import InfoNoise
-from noisewise.samplers.log_snr import EDMLogNormal, Laplace
 from noisewise.samplers.loss_moment import LossMoment
 from noisewise.samplers.pairs import Pairs
 from noisewise.samplers.shift import Shift
-from noisewise.samplers.slices import Piecewise, Window
 from noisewise.samplers.speed import PublishedSpeeD, SpeeD
-from noisewise.samplers.static import Beta, CosMap, LogitNormal, Mode, Table, Uniform
+from noisewise.samplers.stages import Curriculum, CurriculumSampling, Piecewise, Switch
+from noisewise.samplers.static import Beta, CosMap, EDMLogNormal, Laplace, LogitNormal, Mode, Table, Uniform
+from noisewise.samplers.window import Window
 
 SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "uniform": Uniform,

@@ -8,7 +8,7 @@ reach both through a recipe (recipes.py).
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -99,13 +99,10 @@ class Draw:
             raise ValueError("no draws were handed over; pass the ones sample() returned")
         if len(draws) == 1:
             return draws[0]
-        x0 = [draw.x0 for draw in draws if draw.x0 is not None]
-        joined = {name: torch.cat([getattr(draw, name) for draw in draws]) for name in ("u", "time", "weight", "density")}
-        last = draws[-1]
-        kept = torch.cat(x0) if len(x0) == len(draws) else None
-        r = [draw.r for draw in draws if draw.r is not None]
-        second = torch.cat(r) if len(r) == len(draws) else None
-        return Draw(**joined, x0=kept, rows=last.rows, process=last.process, like=last.like, r=second)
+        parts = {name: [getattr(draw, name) for draw in draws] for name in ("u", "time", "weight", "density", "x0", "r")}
+        joined: dict[str, Any] = dict.fromkeys(parts)
+        joined |= {name: torch.cat(part) for name, part in parts.items() if all(one is not None for one in part)}
+        return replace(draws[-1], **joined)
 
 
 def _joined(losses: Any) -> Tensor:
@@ -127,7 +124,7 @@ def fine_grid(process: Process, device: torch.device | str) -> Tensor:
 
 
 class Sampler(KeepsPrecision):
-    """A timestep sampler: `density` and `quantile`, or a `table`, define it; `feedback` lets it learn.
+    """Draws noise levels. `density` and `quantile`, or a `table`, define it; `feedback` lets it learn.
 
     Args:
         process: the noising process.
@@ -179,7 +176,7 @@ class Sampler(KeepsPrecision):
         return self._table().density(u)
 
     def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        """Where the uniform number v lands: any map whose image of the uniform density is q."""
+        """u for uniform numbers v in [0, 1], such that u has the density q."""
         return self._table().draw(v)[0]
 
     def _table(self) -> Histogram:

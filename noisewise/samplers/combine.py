@@ -1,6 +1,5 @@
-"""Samplers made of samplers: a floor, a weight turned into a density, a shift, a change over training."""
+"""Samplers made of samplers: what all of them share, a floor, and a weight turned into a density."""
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -49,8 +48,16 @@ class Combined(Sampler):
         return self.active().feedback(draw, losses, loss_at)
 
     def active(self) -> Sampler:
-        """The part that learns from this step."""
-        raise NotImplementedError
+        """The part that learns from this step: `of`, unless there are several."""
+        part = self.get_submodule("of")
+        assert isinstance(part, Sampler)
+        return part
+
+    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
+        return self.active().density(u, x0)
+
+    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
+        return self.active().quantile(v, x0)
 
     def target_weight(self, u: Tensor) -> Tensor:
         parts = (part for part in (self.active(), *self.children()) if isinstance(part, Sampler))
@@ -69,17 +76,14 @@ class Mix(Combined):
             raise ValueError(f"floor must lie in [0, 1], got {floor}")
         self.of, self.floor = of, floor
 
-    def active(self) -> Sampler:
-        return self.of
-
     def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
         return self.floor + (1 - self.floor) * self.of.density(u, x0)
 
     def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        return _split(v, self.floor, lambda v: v, lambda v: self.of.quantile(v, x0))
+        return split_quantile(v, self.floor, lambda v: v, lambda v: self.of.quantile(v, x0))
 
 
-def _split(v: Tensor, share: float, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]) -> Tensor:
+def split_quantile(v: Tensor, share: float, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]) -> Tensor:
     """The quantile of a mixture: the first `share` of the probability goes to one part, the rest to the other."""
     if share in (0, 1):
         return first(v) if share else second(v)
@@ -104,65 +108,3 @@ class Product(Sampler):
         with torch.no_grad():
             mass = of.density(u) * check_weighting(weight, "weight").weights(objective or Objective(process), u)
         super().__init__(process, table=mass, **{"correction": of.correction, "draws": of.draws, **common})
-
-
-class Curriculum(Combined):
-    """One density morphing into another over `steps` steps, and staying there: (1 - s) start + s end.
-
-    Args:
-        shape: how s grows from 0 to 1: "linear" or "cosine".
-    """
-
-    def __init__(
-        self, process: Process, start: Sampler, end: Sampler, steps: int = 10_000, shape: str = "linear", **common: Any
-    ) -> None:
-        super().__init__(process, [start, end], **common)
-        self.constant = False
-        if not (start.constant or end.constant):
-            raise ValueError("only one of a curriculum's two parts may change by itself; use switch for one after the other")
-        if steps < 1:
-            raise ValueError(f"steps must be >= 1, got {steps}")
-        if shape not in ("linear", "cosine"):
-            raise ValueError(f'shape must be "linear" or "cosine", got {shape!r}')
-        self.start, self.end, self.steps, self.shape = start, end, steps, shape
-
-    @property
-    def progress(self) -> float:
-        """s, clamped at 1 after the last step."""
-        share = min(self.step / self.steps, 1.0)
-        return share if self.shape == "linear" else (1 - math.cos(math.pi * share)) / 2
-
-    def active(self) -> Sampler:
-        return self.end if self.start.constant else self.start
-
-    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        s = self.progress
-        return (1 - s) * self.start.density(u, x0) + s * self.end.density(u, x0)
-
-    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        return _split(v, 1 - self.progress, lambda v: self.start.quantile(v, x0), lambda v: self.end.quantile(v, x0))
-
-
-class Switch(Combined):
-    """`first` for the first `at` optimizer steps, `then` after that."""
-
-    def __init__(self, process: Process, first: Sampler, then: Sampler, at: int, **common: Any) -> None:
-        super().__init__(process, [first, then], **common)
-        self.constant = False
-        if at < 0:
-            raise ValueError(f"at must be >= 0, got {at}")
-        self.first, self.then, self.at = first, then, at
-
-    def active(self) -> Sampler:
-        return self.first if self.step < self.at else self.then
-
-    def advance(self) -> None:
-        active = self.active()
-        self.step, self.micro = self.step + 1, 0
-        active.advance()  # the other one's time, and so its warm-up, stands still
-
-    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.active().density(u, x0)
-
-    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.active().quantile(v, x0)

@@ -101,15 +101,11 @@ class RowHistogram:
 
     def quantile(self, v: Tensor) -> Tensor:
         """Where v lands, one v a row."""
-        return row_quantile(self.mass, self.table.edges, v)
-
-
-def row_quantile(mass: Tensor, edges: Tensor, v: Tensor) -> Tensor:
-    """As `Histogram.draw`, with a density of its own (a row of `mass`) for each v."""
-    cumulative = mass.cumsum(1)
-    target = (v * cumulative[:, -1])[:, None]
-    index = torch.searchsorted(cumulative, target, right=True).clamp(max=mass.shape[1] - 1)
-    hit = mass.gather(1, index)
-    inside = ((target - (cumulative.gather(1, index) - hit)) / hit.clamp(min=1e-30)).clamp(0, 1 - mass.shape[1] * 2.0**-22)
-    index, inside = index.squeeze(1), inside.squeeze(1)
-    return edges[index] + inside * (edges[index + 1] - edges[index])
+        mass, edges = self.mass, self.table.edges
+        cumulative = mass.cumsum(1)
+        target = (v * cumulative[:, -1])[:, None]
+        index = torch.searchsorted(cumulative, target, right=True).clamp(max=mass.shape[1] - 1)
+        hit = mass.gather(1, index)
+        inside = ((target - (cumulative.gather(1, index) - hit)) / hit.clamp(min=1e-30)).clamp(0, 1 - mass.shape[1] * 2.0**-22)
+        index, inside = index.squeeze(1), inside.squeeze(1)
+        return edges[index] + inside * (edges[index + 1] - edges[index])

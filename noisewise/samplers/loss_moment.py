@@ -11,13 +11,12 @@ from noisewise import distributed
 from noisewise.levels import check_size
 from noisewise.objective import Objective
 from noisewise.processes import Process
-from noisewise.running import LARGEST, Usual
+from noisewise.running import RunningLoss
 from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.correction import Correction
 from noisewise.samplers.histogram import Histogram
 from noisewise.samplers.learning import Learner, split_objective
 
-FADE = 0.98  # what a bin's past counts when it is judged whether a loss is an outlier, each time the bin is seen again
 LOOK = 50  # steps between two looks at the count of bad losses: each waits for the device
 
 
@@ -46,7 +45,7 @@ class LossMoment(Learner):
         bins = min(process.steps or bins, bins)
         check_size("bins x history", bins * history, 10_000_000)
         super().__init__(process, Histogram(torch.ones(bins)), floor=floor, correction=correction, **common)
-        self.usual = Usual(bins)
+        self.running = RunningLoss(self.table.edges)  # tells what is an outlier
         self.register_buffer("losses", torch.zeros(bins, history, dtype=torch.float32))
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
         self.losses: Tensor
@@ -60,22 +59,14 @@ class LossMoment(Learner):
 
     @torch.no_grad()
     def _learn(self, u: Tensor, losses: Tensor, weights: Tensor) -> None:
-        rows = distributed.gather_rows(torch.stack([u.float(), losses, weights], 1))
-        which, losses, weights = self.table.bin(rows[:, 0]), rows[:, 1], rows[:, 2]
-        bins, history = self.losses.shape
-        losses = self.usual.tamed(which, losses)
-        values, squares = weights * losses, losses * losses
-        finite = torch.maximum(values * values, squares) < LARGEST**2
-        self.skipped.count((~finite).sum())
-        outlier = self.usual.beyond(which, squares) & finite
-        ordinary = finite ^ outlier
-        member = which[:, None] == torch.arange(bins, device=u.device)
-        rows = torch.stack([outlier, torch.where(ordinary, squares, 0.0), ordinary])
-        seen = torch.where(member, rows[:, :, None], 0.0).sum(1)
-        raised = self.usual.learn(seen[1:], seen[0], torch.where(seen[2] > 0, FADE, torch.ones_like(seen[0])))
+        ordinary = self.running.ordinary(u, losses)
+        self.skipped.count(self.running.update(u, losses)[3].sum())
         if self.step % LOOK == 0:
             self.skipped.warn()
-            self.usual.warn()
+            self.running.warn()
+        rows = distributed.gather_rows(torch.stack([u.float(), weights * losses, ordinary], 1))
+        which, values, ordinary = self.table.bin(rows[:, 0]), rows[:, 1], rows[:, 2] > 0
+        bins, history = self.losses.shape
         which = torch.where(ordinary, which, bins)  # one bin more, for what is not to be kept
         order = torch.argsort(which, stable=True)
         which, values = which[order], values[order]
@@ -88,7 +79,7 @@ class LossMoment(Learner):
         which = torch.where(stale, bins, which)
         kept = torch.cat([self.losses, self.losses.new_zeros(1, history)])
         kept[which, slot] = torch.where(which == bins, 0.0, values)
-        self.losses.copy_(kept[:bins] * raised[:, None])
+        self.losses.copy_(kept[:bins])
         self.counts += in_batch[:bins]
         warm = (self.counts >= history).all()
         self.propose(torch.where(warm, self.losses.pow(2).mean(1).sqrt(), torch.ones_like(self.table.mass)))

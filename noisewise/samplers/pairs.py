@@ -51,9 +51,6 @@ class Pairs(Combined):
         self.table = Histogram(torch.ones_like(self._levels), persistent=False)  # of t
         self._tabulate()
 
-    def active(self) -> Sampler:
-        return self.of
-
     def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
         """Of t."""
         self._refresh()

@@ -83,9 +83,6 @@ class Shift(Combined):
         self._mean_weight = None
         self._check_mean_is_known()
 
-    def active(self) -> Sampler:
-        return self.of
-
     def shift_of(self, shape: torch.Size) -> float | Tensor:
         """s for a batch of this shape."""
         if isinstance(self._shift, Tensor):

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisewise.process_increments import THRESHOLD, noise_increment, vanishing_point
+from noisewise.process_curves import THRESHOLD, noise_increment, vanishing_point
 from noisewise.processes import Process
 from noisewise.samplers.base import Sampler
 from noisewise.samplers.histogram import Histogram

@@ -1,4 +1,4 @@
-"""Fixed densities of u with a closed form. Cards: docs/methods/."""
+"""Fixed densities of u, in closed form or tabulated. Cards: docs/methods/."""
 
 import math
 import zipfile
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from noisewise.levels import middles
+from noisewise.process_curves import bell_masses
 from noisewise.processes import Process, check_process
 from noisewise.samplers.base import Sampler
 
@@ -180,3 +181,19 @@ def beta_cdf(x: Tensor, a: float, b: float) -> Tensor:
 
 def _away_from_zero(x: Tensor, tiny: float) -> Tensor:
     return torch.where(x.abs() < tiny, tiny, x)
+
+
+class EDMLogNormal(Sampler):
+    """ln sigma ~ N(mean, std^2) (Karras et al. 2022), with sigma the noise over the signal: uniform on the EDM process."""
+
+    def __init__(self, process: Process, mean: float = -1.2, std: float = 1.2, **common: Any) -> None:
+        if not std > 0:
+            raise ValueError(f"std must be positive, got {std}")
+        super().__init__(process, table=bell_masses(process, "normal", -2 * mean, 2 * std, bins_of(process)), **common)
+
+
+class Laplace(Sampler):
+    """log SNR ~ Laplace(location, scale) (Hang et al. 2024, "Improved noise schedule")."""
+
+    def __init__(self, process: Process, location: float = 0.0, scale: float = 0.5, **common: Any) -> None:
+        super().__init__(process, table=bell_masses(process, "laplace", location, scale, bins_of(process)), **common)

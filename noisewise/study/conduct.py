@@ -25,10 +25,9 @@ from noisewise.training import checkpoint
 from noisewise.training.components import Parts, build_parts, open_source
 from noisewise.training.config import FREE_WITHIN, Config
 from noisewise.training.options import flat
-from noisewise.training.plain_files import open_own, read_plain
+from noisewise.training.plain_files import open_own, read_plain, writing
 from noisewise.training.run_folder import sweep
 from noisewise.training.signals import StopRequest
-from noisewise.training.writing import writing
 
 Foretell = Callable[[int], float]
 LONGEST = 80  # characters of a spec in the name of a folder

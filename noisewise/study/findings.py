@@ -62,17 +62,17 @@ def explanation(comparison: Comparison) -> str:
     name, what = baseline_name(summaries), judged_by(summaries)
     said = [
         f"Lower is better; ± is half the range over seeds. Runs are judged by {what} at the end of the budget.",
-        f'"Over {name}" is its ratio to {name}\'s with the same seed: the geometric mean over seeds that both have finished.',
-        f'"To {name}\'s final" is when a run first had the value that {name} with the same seed had in the end, on straight '
-        "lines between evaluations: the mean over seeds and, in brackets, how many times sooner; ≤ stands where the first "
-        'evaluation was there already, "not reached" where it would have taken more than the budget.',
+        f'"Over {name}" is the ratio to {name}\'s with the same seed, as a geometric mean over seeds.',
+        f"\"To {name}'s final\" is when a run first had {name}'s last value, on straight lines between evaluations; in "
+        "brackets how many times sooner. ≤: the first evaluation was there already.",
         f"Area is the mean of {what} over the budget.",
-        "p is of a two-sided paired t-test on the logarithm of the ratios, after Holm's correction for all samplers on one "
-        "schedule (not for several schedules); "
-        f'"better" and "worse" stand only where it is below {SIGNIFICANT:g} and there are {SEEDS} seeds or more: two '
-        "seeds can agree by chance.",
-        "Bold is what was shown to be better.",
     ]
+    if any(one.p is not None for one in summaries):
+        said.append(
+            "p is of a two-sided paired t-test on the logarithms of the ratios, after Holm's correction within a schedule. "
+            f'"Better" and "worse" need p below {SIGNIFICANT:g} and {SEEDS} seeds: two can agree by chance. Bold is what was '
+            "shown to be better."
+        )
     if headline := headline_images(summaries):
         said.append(
             f"{what} of {headline:,} is of that many images, made at the end: on average it falls with their number, so "

@@ -1,6 +1,7 @@
 """A run that a comparison needs, who sees to it, and the small files of its folder: what it is doing, and why it failed."""
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -8,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -74,6 +75,14 @@ class Launcher(ABC):
     @abstractmethod
     def launch(self, jobs: Sequence[Job], stop: StopRequest) -> None:
         """Do the jobs."""
+
+    @staticmethod
+    def package(name: str, extra: str) -> Any:
+        """The package that does the work, or an error that names the extra."""
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"--launcher {extra} needs {name}: pip install 'noisewise[{extra}]'") from error
 
     def farewell(self) -> str:
         """What to say when it was asked to stop."""

@@ -14,12 +14,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from noisewise.printable import in_lines
 from noisewise.study.job import Status
 from noisewise.study.outcome import read_failure
 from noisewise.training.config import Config
-from noisewise.training.display import Display, Pace, clock, coarser, sparkline
-from noisewise.training.progress import share_and_time_left
+from noisewise.training.display import Display, Pace, clock, coarser, share_and_time_left, sparkline
+from noisewise.words import in_lines
 
 REFRESH = 0.5  # seconds
 SPEC_WIDTH = 24  # characters of a spec in a line

@@ -9,7 +9,7 @@ from math import isfinite, nan
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from noisewise.metrics.uncertainty import two_sided
+from noisewise.metrics.frechet import two_sided
 from noisewise.study.outcome import Comparison, Evaluation, Outcome
 
 # Curves of evaluations: when they reached a value, and their mean over the budget -------------------------------------

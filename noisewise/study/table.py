@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from noisewise.printable import in_lines
 from noisewise.study.findings import baseline_name, explanation, findings, p_text
 from noisewise.study.outcome import Comparison
 from noisewise.study.summary import Spread, Summary, Unit, budget_unit, headline_images, metric_label, summarise
+from noisewise.words import in_lines
 
 FILE_WIDTH = 160  # of text where there is no terminal
 GAP = 2  # between columns
@@ -65,7 +65,7 @@ def print_table(comparison: Comparison, console: Console | None = None) -> None:
     unit = budget_unit(comparison)
     for process, group in groupby(summarise(comparison), lambda one: one.process):
         summaries = list(group)
-        columns, left_out = fitting(table_columns(summaries, unit), summaries, console.width)
+        columns, left_out = fitting(filled(table_columns(summaries, unit), summaries), summaries, console.width)
         widths = _widths(columns, summaries, console.width)
         needed = sum(widths) + GAP * (len(widths) - 1)
         console.print(Text(process, style="bold"))
@@ -76,6 +76,11 @@ def print_table(comparison: Comparison, console: Console | None = None) -> None:
     for sentence in findings(comparison):
         console.print(Text(sentence))
     console.print(Text(f"\n{explanation(comparison)}"))
+
+
+def filled(columns: Sequence[Column], summaries: Sequence[Summary]) -> list[Column]:
+    """Without columns that would stay empty, such as p with one seed."""
+    return [column for column in columns if any(map(column.cell, summaries))]
 
 
 def fitting(columns: Sequence[Column], summaries: Sequence[Summary], room: int) -> tuple[list[Column], list[str]]:

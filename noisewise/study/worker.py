@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from noisewise.generation.run_samples import draw_samples
-from noisewise.printable import printable
 from noisewise.study.job import Job, Status, explained, forget_status, record_failure
 from noisewise.study.measure import evaluate
 from noisewise.study.outcome import FAILURE, LOG
+from noisewise.training.display import Progress, summary
 from noisewise.training.plain_files import open_own
-from noisewise.training.progress import Progress, summary
 from noisewise.training.run import Run
 from noisewise.training.run_folder import FolderInUse
 from noisewise.training.signals import StopRequest
+from noisewise.words import printable
 
 End = Literal["finished", "stopped", "failed"]
 PATIENCE = 60.0  # seconds to wait for a folder that another process is about to leave

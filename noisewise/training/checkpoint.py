@@ -97,13 +97,20 @@ def save(
             shutil.rmtree(shards.temporary, ignore_errors=True)
         return final
     temporary = begin(folder, step) if shards is None else shards.temporary
-    with cleaning_up(folder, temporary, step):
-        written = {f"{part}.safetensors": write_tensors(temporary / f"{part}.safetensors", tensors[part]) for part in tensors}
     objects: dict[str, Mapping[str, Any]] = {"state.json": state}
     if shards is not None:
-        written |= shards.files
         objects |= {f"{part}{INDEX}": index for part, index in shards.indices.items()}
-    return finish(folder, temporary, step, written, objects, skipped)
+    with cleaning_up(folder, temporary, step):
+        files = {f"{part}.safetensors": write_tensors(temporary / f"{part}.safetensors", tensors[part]) for part in tensors}
+        files |= {name: _write(temporary / name, value) for name, value in objects.items()}
+        files |= shards.files if shards is not None else {}
+        marked = {"skipped": skipped} if skipped else {}
+        _write(temporary / "manifest.json", {"format": FORMAT, "step": step, **marked, "files": dict(sorted(files.items()))})
+        sync(temporary)
+        set_aside(final)  # it is broken, if it is there
+        temporary.rename(final)
+        sync(folder)
+    return final
 
 
 def temporary_folder(folder: Path, step: int, process: int) -> Path:
@@ -118,29 +125,6 @@ def begin(folder: Path, step: int) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
     return temporary
-
-
-def finish(
-    folder: Path,
-    temporary: Path,
-    step: int,
-    written: Mapping[str, Description],
-    objects: Mapping[str, Mapping[str, Any]],
-    skipped: int = 0,
-) -> Path:
-    """Add JSON files and the manifest to the files that were written, and give the checkpoint its name."""
-    final = folder / name_of(step)
-    with cleaning_up(folder, temporary, step):
-        texts = {name: json.dumps(value, indent=1).encode() for name, value in objects.items()}
-        files = {**written, **{name: _write(temporary / name, text) for name, text in texts.items()}}
-        marked = {"skipped": skipped} if skipped else {}
-        manifest = {"format": FORMAT, "step": step, **marked, "files": dict(sorted(files.items()))}
-        _write(temporary / "manifest.json", json.dumps(manifest, indent=1).encode())
-        sync(temporary)
-        set_aside(final)  # it is broken, if it is there
-        temporary.rename(final)
-        sync(folder)
-    return final
 
 
 @contextmanager
@@ -349,9 +333,9 @@ def _digest_of(digests: list[str]) -> str:
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
-def _write(path: Path, data: bytes) -> Description:
+def _write(path: Path, value: Mapping[str, Any]) -> Description:
     with writing_hashed(path) as file:
-        file.write(data)
+        file.write(json.dumps(value, indent=1).encode())
     return file.description
 
 

@@ -6,6 +6,7 @@ name (`--optimizer.lr 1e-4`). The names of samplers, weightings and processes ar
 
 import math
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 from noisewise import recipes
@@ -184,6 +185,8 @@ class Config:
         compile: torch.compile the model (the fast path always does).
         fast: on one CUDA device, fused kernels, a compiled model and the whole step in CUDA graphs: auto (where it can be, with
             a line that says why not), always (an error where it cannot) or never.
+        deterministic: on the fast path, take only kernels that always add in the same order, so that a resumed run is the same
+            bit for bit; with false it is the same up to rounding, and steps are faster.
         max_bad_steps: stop after so many steps in a row with a loss or gradient that is not finite.
         data: the data.
         model: the network.
@@ -213,6 +216,7 @@ class Config:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     compile: bool = False
     fast: Literal["auto", "always", "never"] = "auto"
+    deterministic: bool = True
     max_bad_steps: int = 20
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -224,42 +228,15 @@ class Config:
 
     def check(self) -> None:
         """Raise ValueError for settings that cannot work, before anything is built."""
-        positive = {
-            "steps": self.steps,
-            "batch": self.batch,
-            "accumulation": self.accumulation,
-            "max_bad_steps": self.max_bad_steps,
-            "huber_delta": self.huber_delta,
-            "sigma_data": self.sigma_data,
-            "checkpoint.every": self.checkpoint.every,
-            "checkpoint.keep": self.checkpoint.keep,
-            "log.every": self.log.every,
-            "log.sample_steps": self.log.sample_steps,
-            "optimizer.lr": self.optimizer.lr,
-            "optimizer.eps": self.optimizer.eps,
-            "epochs": 1 if self.epochs is None else self.epochs,
-            "seconds": 1 if self.seconds is None else self.seconds,
-            "optimizer.clip": 1 if self.optimizer.clip is None else self.optimizer.clip,
-        }
-        for name, value in positive.items():
-            if not value > 0:
+        for name in (*POSITIVE, *NOT_NEGATIVE):
+            value, most = attrgetter(name)(self), LIMITS.get(name, 2**63)
+            if value is None:
+                continue
+            if name in POSITIVE and not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}")
-        not_negative = {
-            "seed": self.seed,
-            "optimizer.warmup": self.optimizer.warmup,
-            "optimizer.cooldown": self.optimizer.cooldown,
-            "optimizer.weight_decay": self.optimizer.weight_decay,
-            "checkpoint.keep_every": self.checkpoint.keep_every,
-            "log.samples_every": self.log.samples_every,
-            "log.samples": self.log.samples,
-            "data.workers": self.data.workers,
-        }
-        for name, value in not_negative.items():
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
-        limits = {"batch": 10**7, "seed": 2**64}
-        for name, value in {**positive, **not_negative}.items():
-            if isinstance(value, int) and value >= (most := limits.get(name, 2**63)):
+            if isinstance(value, int) and value >= most:
                 raise ValueError(f"{name} must be below {most:,}, got {value}")
         for name in ("images", "quick_images"):
             if getattr(self.evaluation, name) < 2:
@@ -307,3 +284,15 @@ PINNED = (
 
 FREE_WITHIN = {"data": ("path", "resident", "workers", "shape", "classes"), "optimizer": ("lr", "cooldown", "clip")}
 """Parts of those that may change all the same: where the data lie, what a run that diverges needs, and how one ends."""
+
+POSITIVE = (
+    *("steps", "epochs", "seconds", "batch", "accumulation", "max_bad_steps", "huber_delta", "sigma_data"),
+    *("checkpoint.every", "checkpoint.keep", "log.every", "log.sample_steps"),
+    *("optimizer.lr", "optimizer.eps", "optimizer.clip"),
+)
+NOT_NEGATIVE = (
+    *("seed", "optimizer.warmup", "optimizer.cooldown", "optimizer.weight_decay", "checkpoint.keep_every"),
+    *("log.samples_every", "log.samples", "data.workers"),
+)
+LIMITS = {"batch": 10**7, "seed": 2**64}
+"""Of whole numbers, where 64 bits are too many or too few."""

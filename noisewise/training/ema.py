@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from noisewise.feedback import put_back
 from noisewise.training.config import EMAConfig
 
 MOSTLY = 0.5  # of the average
@@ -105,14 +106,8 @@ class EMA:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """The model has the averaged weights inside the block, and its own again after it, bit for bit."""
-        own = {name: value.detach().clone() for name, value in self._source.items()}
-        try:
-            self._write(self.average)
+        with put_back(self._source.values()):
+            with torch.no_grad():
+                for name, parameter in self._source.items():
+                    parameter.copy_(self.average[name])
             yield
-        finally:
-            self._write(own)
-
-    @torch.no_grad()
-    def _write(self, values: dict[str, Tensor]) -> None:
-        for name, parameter in self._source.items():
-            parameter.copy_(values[name])

@@ -18,9 +18,9 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader  # type: ignore[attr-defined]
 
-from noisewise.suggest import closest
 from noisewise.training.config import FREE_WITHIN, PINNED, Config
 from noisewise.training.stored import FREE_FORM, Refused, no_setting, read_stored
+from noisewise.words import closest
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -33,7 +33,8 @@ def preset_path(name: str) -> Path:
     """The file of a preset, or an error that names them all."""
     path = PRESETS / f"{name}.yaml"
     if name not in preset_names():
-        raise ValueError(f"there is no preset {name!r}; choose one of {', '.join(preset_names())}")
+        meant = f"; did you mean {found}?" if (found := closest(name, preset_names())) else ""
+        raise ValueError(f"there is no preset {name!r}; choose one of {', '.join(preset_names())}{meant}")
     return path
 
 
@@ -63,7 +64,7 @@ def with_files(arguments: Sequence[str], presets: Sequence[str] = ()) -> list[st
 
 def load_preset(name: str, *overrides: str) -> Config:
     """A preset as a Config, with overrides such as "--steps=100"."""
-    return _parsed(with_files(overrides, [name]))
+    return parse_config(_plain_parser(), with_files(overrides, [name]))
 
 
 def load_config(path: Path) -> Config:
@@ -237,10 +238,6 @@ def read_mapping(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ArgumentTypeError(f"{text!r} is no mapping: write names and values in braces, as in '{{size: 8}}'")
     return found
-
-
-def _parsed(arguments: list[str]) -> Config:
-    return parse_config(_plain_parser(), arguments)
 
 
 @cache

@@ -1,13 +1,18 @@
-"""Files of a run folder, which may be somebody else's: plain ones of a sensible size, and never written through a link.
+"""Files of a run folder, which may be somebody else's: plain ones of a sensible size, and never written through a link;
+errors that name the option which names the place; and rows of JSON that may be damaged.
 
 What is written is durable when `sync` has been called for the file and for each folder that names it.
 """
 
 import errno
+import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 LARGEST_TEXT = 64 * 2**20  # bytes; settings and manifests have a few thousand
 NOT_THERE = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # what file systems say that cannot flush a folder
@@ -15,14 +20,19 @@ NOT_THERE = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # what file systems say 
 
 def read_plain(path: Path, most: int = LARGEST_TEXT) -> bytes:
     """The content of a file; an OSError for what is none, such as a pipe that would never end, and for one beyond `most`."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(f"{path} is no plain file")
-        if found.st_size > most:
-            raise OSError(f"{path} has {found.st_size:,} bytes, more than the {most:,} that such a file may have")
+    with _open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(f"{path} has {size:,} bytes, more than the {most:,} that such a file may have")
         return file.read(most)
+
+
+def _open_plain(path: Path) -> IO[bytes]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no plain file")
+    return os.fdopen(descriptor, "rb")
 
 
 def sync(path: Path) -> None:
@@ -80,3 +90,78 @@ def inside(folder: Path, path: Path) -> Path:
 
 def _not_ours(path: Path) -> str:
     return f"{path} is a link, or no plain file: what is written there would end up elsewhere. Remove it, or use another folder"
+
+
+@contextmanager
+def writing(what: str, path: Path) -> Iterator[None]:
+    """Within the block only `path` and what lies in it is written; an error of the system says so, and names no temporary file.
+
+    Args:
+        what: how the user knows it, such as "--out runs/first".
+        path: the file or folder.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # it has words of its own
+            raise
+        raise OSError(f"{what} cannot be written: {_reason(path, error)}") from error
+
+
+def _reason(path: Path, error: OSError) -> str:
+    there = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))  # Path.exists may raise
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return f"{there} is a file, not a folder"
+    if error.errno == errno.EISDIR:
+        return f"{path} is a folder, not a file"
+    folder = there if there.is_dir() else there.absolute().parent
+    return f"{folder} does not take it ({error.strerror})"
+
+
+# Files of one JSON object a line, which may be cut off by a kill, edited, or rotten -------------------------------------
+
+
+LONGEST = 64 * 2**20  # bytes of a line
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of such a file."""
+
+    number: int  # from 1
+    text: bytes
+    row: dict[str, Any] | None  # None if it is damaged
+
+    @property
+    def torn(self) -> bool:
+        """Whether it is the last one, cut off by a kill or a full disk."""
+        return self.row is None and not self.text.endswith(b"\n")
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The lines of a file, none if it is not there; an OSError for what is no such file at all."""
+    try:
+        file = _open_plain(path)
+    except FileNotFoundError:
+        return
+    with file:
+        number = 0
+        while text := file.readline(LONGEST):
+            number += 1
+            if len(text) == LONGEST:
+                raise OSError(f"{path}: line {number} has more than {LONGEST:,} bytes, so it is no file of rows")
+            if text.strip():
+                yield Line(number, text, _row(text))
+
+
+def _row(text: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(text.decode())
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file, without lines that are none."""
+    return [line.row for line in read_lines(path) if line.row is not None]

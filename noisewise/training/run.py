@@ -11,17 +11,16 @@ from typing import Any
 import torch
 
 from noisewise import distributed
-from noisewise.models.build import MODELS
-from noisewise.models.trust import remember
+from noisewise.models.build import MODELS, remember
 from noisewise.training import checkpoint
 from noisewise.training.components import Parts, build_parts, with_network
 from noisewise.training.config import AUTO, Config
+from noisewise.training.display import Progress
 from noisewise.training.ema import mostly_initial
 from noisewise.training.guard import Diverged
 from noisewise.training.options import flat, load_config
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.plain_files import inside
-from noisewise.training.progress import Progress, Quiet
 from noisewise.training.run_folder import RunFolder
 from noisewise.training.saving import Pending, Saver, begin_shards
 from noisewise.training.signals import StopRequest
@@ -69,7 +68,7 @@ class Run:
     ) -> None:
         config.check()
         self.draw = draw
-        self.progress = progress or Quiet()
+        self.progress = progress or Progress()
         self.folder = RunFolder(Path(config.out) if config.out else default_folder(config))
         self.config = config = _with_stored_network(config, self.folder.config_file) if resume else config
         self.accelerator = make_accelerator(config, str(self.folder.path))
@@ -103,7 +102,9 @@ class Run:
         if config.log.trackers:
             check_name(config.name)
             inside(self.folder.path, self.folder.path / config.name)
-            self.accelerator.init_trackers(config.name, _scalars(config))
+            plain = (int, float, str, bool)  # what trackers take
+            settings = {name: value if isinstance(value, plain) else str(value) for name, value in flat(config).items()}
+            self.accelerator.init_trackers(config.name, settings)
 
     def _resolved(self, config: Config, parts: Parts) -> Config:
         """The configuration with all that follows from the data; tells which network was picked."""
@@ -348,11 +349,6 @@ def _with_stored_network(config: Config, file: Path) -> Config:
         if stored.name in MODELS
         else config
     )
-
-
-def _scalars(config: Config) -> dict[str, int | float | str | bool]:
-    """The settings as trackers want them."""
-    return {name: value if isinstance(value, int | float | str | bool) else str(value) for name, value in flat(config).items()}
 
 
 def _tracked(row: dict[str, Any]) -> dict[str, float]:

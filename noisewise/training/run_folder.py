@@ -25,10 +25,8 @@ from torch import Tensor
 import noisewise
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
-from noisewise.training.jsonl import read_lines, read_rows
 from noisewise.training.options import as_yaml, changed, load_config
-from noisewise.training.plain_files import inside, make_folder, open_new, open_own, sync
-from noisewise.training.writing import writing
+from noisewise.training.plain_files import inside, make_folder, open_new, open_own, read_lines, read_rows, sync, writing
 
 __all__ = ["FolderInUse", "RunFolder", "environment", "git_state", "read_rows", "replace_file"]
 
@@ -42,23 +40,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.config_file, self.metrics_file = path / "config.yaml", path / "metrics.jsonl"
+        self.checkpoints, self.samples = path / "checkpoints", path / "samples"
         self._lock: IO[str] | None = None
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples"
 
     def begin(self, config: Config, resume: bool) -> list[str]:
         """Make the folder, or check that the run in it is the one to be resumed; returns which settings it changes."""

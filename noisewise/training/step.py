@@ -15,7 +15,7 @@ from noisewise import distributed
 from noisewise.feedback import preserved_buffers
 from noisewise.looking.monitor import Monitor
 from noisewise.models import with_labels
-from noisewise.samplers import Draw
+from noisewise.samplers import Draw, Sampler
 from noisewise.samplers.base import LossAt
 from noisewise.training import optimizer as optimization
 from noisewise.training.components import Parts
@@ -48,6 +48,7 @@ class Step:
 
     graphed = False  # whether a subclass records it
     ready = False  # whether it is recorded
+    aside = 0.0  # seconds within steps that were spent on getting ready
 
     def __init__(self, config: Config, parts: Parts, accelerator: Accelerator, weighting: Weighting) -> None:
         self.config, self.parts, self.accelerator = config, parts, accelerator
@@ -102,6 +103,14 @@ class Step:
                 return self.objective.losses(call or self.call, x0[rows], u, None, chosen)
 
         return losses
+
+    def draw(self, sampler: Sampler, x0: Tensor) -> Draw:
+        """Noise levels of a micro-batch."""
+        return sampler.sample(x0)
+
+    def probes(self, x0: Tensor, labels: Tensor | None) -> LossAt:
+        """As `loss_at`, for samplers, which ask for the same shapes again and again."""
+        return self.loss_at(x0, labels)
 
     # What is captured in graphs -------------------------------------------------------------------------------------
 

@@ -88,6 +88,16 @@ def write_tensors(path: Path, values: Mapping[str, Tensor]) -> Description:
     return file.description
 
 
+def digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of named tensors: names, types, shapes and values."""
+    total = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name].detach().cpu().contiguous()
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        total.update(value.view(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
 class StoredPart(Mapping[str, Tensor]):
     """The tensors of a part, in one file or in shards, read when they are asked for.
 

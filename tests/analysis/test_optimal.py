@@ -48,6 +48,12 @@ def test_a_preset_gives_the_optimal_loss_of_its_data(tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
+def test_another_loss_is_refused_also_where_a_result_is_kept(tmp_path, capsys):
+    assert command(tmp_path, "--preset", "digits") == 0
+    assert command(tmp_path, "--preset", "digits", "--loss", "l1") == 1
+    assert "optimal for loss='mse' alone" in capsys.readouterr().err
+
+
 def test_flips_classes_and_references_are_those_of_the_configuration(tmp_path):
     assert (
         command(tmp_path, "--preset", "digits", "--data.flip", "true", "--model.conditional", "true", "--references=500") == 0

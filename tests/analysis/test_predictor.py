@@ -43,12 +43,6 @@ def test_when_one_level_drives_the_gain_the_f_statistic_finds_it():
     assert found["grid", 1].few_pearson == pytest.approx(0, abs=1e-9)  # level 15 never changes
 
 
-def test_all_levels_give_a_correlation_of_one_by_construction():
-    found = found_by(noise(STEPS, LEVELS, IMAGES))["all", LEVELS]
-    assert found.few_pearson == pytest.approx(1)
-    assert found.few_spearman == pytest.approx(1)
-
-
 def test_independent_noise_correlates_as_a_part_with_its_whole_and_one_sample_not_at_all():
     found = found_by(noise(1500, 100, IMAGES), sizes=(1, 4))
     for name in ("f_statistic", "grid", "random", "largest_variance"):

@@ -131,7 +131,6 @@ BAD = [
     ("optimal --preset digits --levels 0", "--levels must be >= 1, got 0"),
     ("optimal --preset digits --images 1", "--images must be >= 2, got 1"),
     ("optimal --preset digits --references -1", "--references must be >= 0, got -1"),
-    ("optimal --preset digits --loss l1", "optimal for loss='mse' alone"),
     ("optimal --run nowhere", "nowhere is no run"),
 ]
 

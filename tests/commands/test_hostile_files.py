@@ -9,14 +9,13 @@ import sys
 
 import pytest
 
-from noisewise.commands.cli import main
-from noisewise.printable import printable
 from noisewise.recipes import recipe
 from noisewise.spec import SpecError
 from noisewise.study.outcome import Plan
 from noisewise.training import checkpoint
 from noisewise.training.run import Run, check_name, default_folder
 from noisewise.training.run_folder import replace_file, sweep
+from noisewise.words import printable
 from tests.generation.runs import copy_of_run
 from tests.study.made import curve, planted
 from tests.training.processes import ROOT, environment, finish, last_step, start, until
@@ -27,20 +26,6 @@ GENERATE = ["generate", "RUN", "--count", "2", "--steps", "2"]
 RESUME = ["train", "--resume", "--out", "RUN", "--steps", "13"]
 REPORT = ["report", "RUN"]
 ESCAPE = "\x1b[31mred"
-
-
-@pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
-    """Runs a command in this process, where an exception that is not one of ours would end the test."""
-    monkeypatch.delenv("NOISEWISE_TRACEBACK", raising=False)
-
-    def run(words, *more):
-        status = main([str(tmp_path / "run") if word == "RUN" else word for word in [*words, *more]])
-        said = capsys.readouterr()
-        assert "\x1b" not in said.out + said.err
-        return status, said.out + said.err
-
-    return run
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from matplotlib import image
 import noisewise
 from noisewise import Flow, Objective
 from noisewise.commands.cli import main
-from noisewise.commands.preview import BLOCKS, COLUMNS, chart, columns, common_limits
-from noisewise.looking.recipe_curves import preview
+from noisewise.commands.preview import BLOCKS, COLUMNS, chart, columns
+from noisewise.looking.recipe_curves import limits, preview
 from noisewise.spec import build_process
 
 
@@ -75,9 +75,8 @@ def test_what_is_printed_is_what_was_found(capsys):
         "",
         "logit_normal+minsnr:gamma=5",
     ]
-    over_time, over_log_snr = common_limits([curves])
-    for line in [*chart(curves, "time", over_time), *chart(curves, "log_snr", over_log_snr)]:
-        assert f"  {line}" in lines
+    for axis in ("time", "log_snr"):
+        assert all(f"  {line}" in lines for line in chart(curves, axis, limits([curves], axis)))
     rows = [line.split() for line in lines]
     assert ["of", "the", "draws", "u", *(f"{u:.3f}" for u in curves.quantiles()["p"])] in rows
     assert ["t", *(f"{t:g}" for t in curves.quantiles(axis="time")["pw"])] in rows

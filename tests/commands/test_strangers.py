@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from noisewise.commands.cli import main
 from noisewise.study.job import Status
 from noisewise.training.plain_files import inside
 from noisewise.training.run_folder import git_state, replace_file
@@ -21,21 +20,6 @@ COMMANDS = {
     "analyze": ["analyze", "gradients", "--run", "RUN", "--out", "OUT"],
     "report": ["report", "RUN"],
 }
-
-
-@pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
-    """Runs a command on the run in `tmp_path`, and returns its status and what it said."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("NOISEWISE_TRACEBACK", raising=False)
-
-    def run(words, *more):
-        places = {"RUN": str(tmp_path / "run"), "OUT": str(tmp_path / "out")}
-        status = main([places.get(word, word) for word in [*words, *more]])
-        said = capsys.readouterr()
-        return status, said.out + said.err
-
-    return run
 
 
 def hostile(tmp_path, options: str, name: str = "subprocess.Popen") -> Path:

@@ -33,6 +33,12 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture
+def kl(models):
+    """The folder of the usual one."""
+    return str(models[0] / "kl")
+
+
+@pytest.fixture
 def source():
     return Synthetic((3, 8, 8), 5, count=COUNT)
 
@@ -71,9 +77,8 @@ def test_vq_latents_are_those_before_quantisation_and_have_no_deviation(models, 
     assert torch.equal(decoded, latents.decode(values))
 
 
-def test_decoded_latents_have_the_scaled_mean_and_deviation(models, source, tmp_path):
-    root, _ = models
-    latents = open_data("latents", encode(source, str(root / "kl"), tmp_path / "latents", store="float32"))
+def test_decoded_latents_have_the_scaled_mean_and_deviation(kl, source, tmp_path):
+    latents = open_data("latents", encode(source, kl, tmp_path / "latents", store="float32"))
     values, _ = latents.read(np.arange(3))
     torch.manual_seed(0)
     draws = torch.stack([latents.decode(values) for _ in range(4000)])
@@ -83,9 +88,8 @@ def test_decoded_latents_have_the_scaled_mean_and_deviation(models, source, tmp_
     torch.testing.assert_close(draws.std(0), std, rtol=5 / 8000**0.5, atol=0)
 
 
-def test_decoding_draws_from_the_global_generator(models, source, tmp_path):
-    root, _ = models
-    latents = open_data("latents", encode(source, str(root / "kl"), tmp_path / "latents"))
+def test_decoding_draws_from_the_global_generator(kl, source, tmp_path):
+    latents = open_data("latents", encode(source, kl, tmp_path / "latents"))
     with Batches(latents, batch=4, seed=0, workers=0) as batches:
         torch.manual_seed(1)
         first, labels = batches.get(0)
@@ -97,18 +101,16 @@ def test_decoding_draws_from_the_global_generator(models, source, tmp_path):
     assert labels.shape == (4,)
 
 
-def test_half_precision_is_stored_unless_told_otherwise(models, source, tmp_path):
-    root, _ = models
-    half = encode(source, str(root / "kl"), tmp_path / "half")
-    full = encode(source, str(root / "kl"), tmp_path / "full", store="float32")
+def test_half_precision_is_stored_unless_told_otherwise(kl, source, tmp_path):
+    half = encode(source, kl, tmp_path / "half")
+    full = encode(source, kl, tmp_path / "full", store="float32")
     mean = np.load(half / "mean.npy")
     assert mean.dtype == np.float16
     assert np.array_equal(mean, np.load(full / "mean.npy").astype(np.float16))
 
 
-def test_the_index_says_what_was_encoded_and_with_what(models, source, tmp_path):
-    root, _ = models
-    folder = encode(source, str(root / "kl"), tmp_path / "latents", batch=3)
+def test_the_index_says_what_was_encoded_and_with_what(kl, source, tmp_path):
+    folder = encode(source, kl, tmp_path / "latents", batch=3)
     index = json.loads((folder / "index.json").read_text())
     assert index["version"] == 1
     assert index["kind"] == "AutoencoderKL"
@@ -117,26 +119,23 @@ def test_the_index_says_what_was_encoded_and_with_what(models, source, tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["index.json", "labels.npy", "mean.npy", "std.npy"]
 
 
-def test_data_without_labels_give_latents_without_labels(models, tmp_path):
-    root, _ = models
-    folder = encode(Synthetic((3, 8, 8), count=3), str(root / "kl"), tmp_path / "latents")
+def test_data_without_labels_give_latents_without_labels(kl, tmp_path):
+    folder = encode(Synthetic((3, 8, 8), count=3), kl, tmp_path / "latents")
     latents = open_data("latents", folder)
     assert latents.read(np.arange(3))[1] is None
     assert not (folder / "labels.npy").exists()
 
 
-def test_progress_counts_rows(models, source, tmp_path):
-    root, _ = models
+def test_progress_counts_rows(kl, source, tmp_path):
     seen = []
-    encode(source, str(root / "kl"), tmp_path / "latents", batch=4, progress=seen.append)
+    encode(source, kl, tmp_path / "latents", batch=4, progress=seen.append)
     assert seen == [4, 8, 12, 14]
 
 
 @pytest.mark.parametrize("save_every", [1, 2])
 @pytest.mark.parametrize("stop", [4, 8, 12])
-def test_an_interrupted_run_goes_on_to_identical_files(models, source, tmp_path, stop, save_every):
-    root, _ = models
-    whole = encode(source, str(root / "kl"), tmp_path / "whole", batch=4)
+def test_an_interrupted_run_goes_on_to_identical_files(kl, source, tmp_path, stop, save_every):
+    whole = encode(source, kl, tmp_path / "whole", batch=4)
 
     def interrupt(done):
         if done == stop:
@@ -144,10 +143,10 @@ def test_an_interrupted_run_goes_on_to_identical_files(models, source, tmp_path,
 
     settings = {"batch": 4, "save_every": save_every}
     with pytest.raises(KeyboardInterrupt):
-        encode(source, str(root / "kl"), tmp_path / "again", progress=interrupt, **settings)
+        encode(source, kl, tmp_path / "again", progress=interrupt, **settings)
     assert not (tmp_path / "again").exists()
     seen = []
-    again = encode(source, str(root / "kl"), tmp_path / "again", progress=seen.append, **settings)
+    again = encode(source, kl, tmp_path / "again", progress=seen.append, **settings)
     saved = stop // (4 * save_every) * 4 * save_every
     assert seen[0] == min(saved + 4, COUNT)  # what was saved is not encoded again
     assert files_of(again) == files_of(whole)
@@ -168,36 +167,32 @@ encode(Synthetic((3, 8, 8), 5, count=14), sys.argv[1], sys.argv[2], batch=4, sav
 """
 
 
-def test_a_killed_process_leaves_what_another_can_finish(models, source, tmp_path):
-    root, _ = models
-    command = [sys.executable, "-c", KILLED, str(root / "kl"), str(tmp_path / "killed")]
+def test_a_killed_process_leaves_what_another_can_finish(kl, source, tmp_path):
+    command = [sys.executable, "-c", KILLED, kl, str(tmp_path / "killed")]
     killed = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=120)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     seen = []
-    folder = encode(source, str(root / "kl"), tmp_path / "killed", batch=4, progress=seen.append)
+    folder = encode(source, kl, tmp_path / "killed", batch=4, progress=seen.append)
     assert seen == [12, 14]
-    assert files_of(folder) == files_of(encode(source, str(root / "kl"), tmp_path / "whole", batch=4))
+    assert files_of(folder) == files_of(encode(source, kl, tmp_path / "whole", batch=4))
 
 
-def test_other_settings_do_not_go_on_with_a_run(models, source, tmp_path):
-    root, _ = models
-
+def test_other_settings_do_not_go_on_with_a_run(kl, source, tmp_path):
     def interrupt(done):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        encode(source, str(root / "kl"), tmp_path / "x", batch=4, save_every=1, progress=interrupt)
+        encode(source, kl, tmp_path / "x", batch=4, save_every=1, progress=interrupt)
     with pytest.raises(ValueError, match=r"other settings \(batch, store\)"):
-        encode(source, str(root / "kl"), tmp_path / "x", batch=2, store="float32")
+        encode(source, kl, tmp_path / "x", batch=2, store="float32")
     with pytest.raises(ValueError, match=r"other settings \(count, source\)"):
-        encode(Synthetic((3, 8, 8), 5, count=9), str(root / "kl"), tmp_path / "x", batch=4)
+        encode(Synthetic((3, 8, 8), 5, count=9), kl, tmp_path / "x", batch=4)
 
 
-def test_nothing_is_overwritten(models, source, tmp_path):
-    root, _ = models
+def test_nothing_is_overwritten(kl, source, tmp_path):
     (tmp_path / "here").mkdir()
     with pytest.raises(FileExistsError, match="exists already"):
-        encode(source, str(root / "kl"), tmp_path / "here")
+        encode(source, kl, tmp_path / "here")
 
 
 @pytest.mark.parametrize(
@@ -208,10 +203,9 @@ def test_nothing_is_overwritten(models, source, tmp_path):
         (Synthetic((3, 8, 8), floats=True), "only pictures"),
     ],
 )
-def test_data_that_do_not_suit_the_autoencoder_are_refused_at_once(models, tmp_path, data, message):
-    root, _ = models
+def test_data_that_do_not_suit_the_autoencoder_are_refused_at_once(kl, tmp_path, data, message):
     with pytest.raises(ValueError, match=message):
-        encode(data, str(root / "kl"), tmp_path / "latents")
+        encode(data, kl, tmp_path / "latents")
     assert not list(tmp_path.iterdir())
 
 
@@ -255,23 +249,20 @@ class Endless(Synthetic):
         return "endless"
 
 
-def test_a_disk_too_small_is_noticed_before_it_is_full(models, tmp_path):
-    root, _ = models
+def test_a_disk_too_small_is_noticed_before_it_is_full(kl, tmp_path):
     with pytest.raises(ValueError, match=r"need 12800000\.0 GB, but only"):
-        encode(Endless((3, 8, 8)), str(root / "kl"), tmp_path / "x")
+        encode(Endless((3, 8, 8)), kl, tmp_path / "x")
 
 
-def test_wrong_settings_are_named(models, source, tmp_path):
-    root, _ = models
+def test_wrong_settings_are_named(kl, source, tmp_path):
     with pytest.raises(ValueError, match="store must be one of float16, float32"):
-        encode(source, str(root / "kl"), tmp_path / "x", store="int8")
+        encode(source, kl, tmp_path / "x", store="int8")
     with pytest.raises(ValueError, match="at least 1, got 0"):
-        encode(source, str(root / "kl"), tmp_path / "x", batch=0)
+        encode(source, kl, tmp_path / "x", batch=0)
 
 
-def test_damaged_folders_of_latents_are_named(models, source, tmp_path):
-    root, _ = models
-    folder = encode(source, str(root / "kl"), tmp_path / "latents")
+def test_damaged_folders_of_latents_are_named(kl, source, tmp_path):
+    folder = encode(source, kl, tmp_path / "latents")
     before = open_data("latents", folder).fingerprint()
     with pytest.raises(FileNotFoundError, match="no sub-folder 'test'"):
         open_data("latents", folder, split="test")
@@ -292,9 +283,8 @@ def test_damaged_folders_of_latents_are_named(models, source, tmp_path):
         open_data("latents", folder)
 
 
-def test_splits_of_latents_are_sub_folders(models, source, tmp_path):
-    root, _ = models
-    encode(source, str(root / "kl"), tmp_path / "all" / "train")
-    encode(Synthetic((3, 8, 8), 5, count=6), str(root / "kl"), tmp_path / "all" / "test")
+def test_splits_of_latents_are_sub_folders(kl, source, tmp_path):
+    encode(source, kl, tmp_path / "all" / "train")
+    encode(Synthetic((3, 8, 8), 5, count=6), kl, tmp_path / "all" / "test")
     assert len(open_data("latents", tmp_path / "all")) == COUNT
     assert len(open_data("latents", tmp_path / "all", split="test")) == 6

@@ -16,7 +16,7 @@ from noisewise.generation.images import generate, generate_batches, grid, make_d
 from noisewise.generation.sets import image_set
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import load_trained
-from noisewise.noise import normals
+from noisewise.streams import normals
 from tests.data.small_autoencoder import SMALL
 from tests.models.small_models import CLASSES, SHAPE, small, stirred
 
@@ -56,11 +56,6 @@ def test_equals_the_solver_by_hand(model):
     assert torch.equal(found, solver(objective).generate(estimate, objective.process, noise, clip=1.0))
 
 
-def test_another_seed_gives_other_images(model):
-    one, other = (generate(model, OBJECTIVES[0], SHAPE, 2, solver=solver(OBJECTIVES[0]), seed=seed) for seed in (0, 1))
-    assert not torch.allclose(one, other, atol=0.1)
-
-
 def test_classes_go_round_and_a_label_is_for_all():
     told = []
 
@@ -74,10 +69,6 @@ def test_classes_go_round_and_a_label_is_for_all():
     told.clear()
     generate(model, OBJECTIVES[0], SHAPE, 2, label=2, **settings)
     assert set(map(tuple, told)) == {(2, 2)}
-
-
-def test_no_gradients_are_recorded(model):
-    assert not generate(model, OBJECTIVES[0], SHAPE, 1, solver=solver(OBJECTIVES[0], 2)).requires_grad
 
 
 @pytest.mark.parametrize(
@@ -185,17 +176,6 @@ def test_images_come_out_at_the_end(latent_run, tmp_path):
         expected = to_uint8(autoencoder.decode(unscaled).sample.clamp(-1, 1)).permute(0, 2, 3, 1).int().numpy()
     assert abs(found.astype(int) - expected).max() <= 1
     assert found.std() > 1
-
-
-def test_latents_are_unscaled_before_they_are_decoded(latent_run):
-    run, autoencoder, _ = latent_run
-    trained = load_trained(run)
-    latents = 0.3 * torch.randn(3, *trained.shape, generator=torch.Generator().manual_seed(0))
-    scale, shift = autoencoder.config.scaling_factor, getattr(autoencoder.config, "shift_factor", None) or 0.0
-    with torch.no_grad():
-        right, wrong = (autoencoder.decode(latents / scale + sign * shift).sample.clamp(-1, 1) for sign in (1, -1))
-    torch.testing.assert_close(make_decoder(trained.latents, "cpu")(latents), right, rtol=0, atol=1e-5)
-    assert not shift or float((right - wrong).abs().max()) > 1e-3
 
 
 def test_it_decodes_in_parts_and_stays_within_the_range_of_pixels(latent_run):

@@ -11,10 +11,11 @@ from torch import nn
 from noisewise import DDPM, EDM, Objective
 from noisewise.data import open_data
 from noisewise.generation.images import generate
-from noisewise.generation.replay import Replay, _Premise, replayed
+from noisewise.generation.replay import Replay, replayed
 from noisewise.generation.solvers import default_solver
 from noisewise.metrics.heldout import NOISE_SEED, held_out_losses
-from noisewise.noise import normals
+from noisewise.streams import normals
+from noisewise.training.fast.recording import Premise
 from tests.models.small_models import CLASSES, SHAPE, batch, small, stirred
 
 OBJECTIVES = [Objective(DDPM.linear()), Objective(EDM(), "edm")]
@@ -68,7 +69,7 @@ def train_a_step(module):
 @pytest.mark.parametrize("change", [train_a_step, nn.Module.eval, lambda module: module.load_state_dict(parts().state_dict())])
 def test_recordings_hold_while_weights_are_changed_in_place(change):
     module = parts()
-    premise = _Premise(module)
+    premise = Premise(module)
     change(module)
     assert premise.holds()
 
@@ -86,7 +87,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_recordings_do_not_hold_where_a_graph_would_go_on_with_what_was(change):
     module = parts()
-    premise = _Premise(module)
+    premise = Premise(module)
     assert premise.holds()
     CHANGES[change](module)
     assert not premise.holds()

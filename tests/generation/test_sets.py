@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from noisewise.generation.images import generate, to_uint8
-from noisewise.generation.sets import RECORD, ImageSet, fill, image_set
+from noisewise.generation.sets import RECORD, fill, image_set
 from noisewise.generation.solvers import Solver
 from noisewise.generation.trained import load_trained
 from tests.generation.runs import trained_once
@@ -61,17 +61,6 @@ def test_files_are_what_other_programs_expect(trained, tmp_path):
     arrays = [np.load(tmp_path / "npy" / f"chunk-0000{i}.npy", allow_pickle=False) for i in range(3)]
     assert [(array.dtype, array.shape) for array in arrays] == [(np.uint8, (n, 1, 8, 8)) for n in (4, 4, 3)]
     assert np.array_equal(np.concatenate(arrays), values)
-
-
-def test_colour_images_keep_their_channels_and_their_orientation(tmp_path):
-    record = {"count": 3, "chunk": 2, "format": "png"}
-    written, images = torch.randint(0, 256, (3, 3, 4, 6), dtype=torch.uint8), ImageSet(tmp_path / "set", record)
-    images.begin()
-    for chunk in images.chunks():
-        images.write(chunk, written[chunk.start : chunk.stop])
-    assert torch.equal(torch.cat(list(images.batches())), written)
-    with Image.open(images.image_file(2)) as picture:
-        assert (picture.mode, picture.size) == ("RGB", (6, 4))
 
 
 @FORMATS

@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, EDMEulerScheduler, FlowMatchEulerDiscreteScheduler
 
-from noisewise.generation.spacing import SPACINGS, default_spacing, grid
+from noisewise.generation.spacing import SPACINGS, grid
 from noisewise.processes import DDPM, EDM, PROCESSES, VE, VP, Flow
 
 CONTINUOUS = {"vp": VP, "ve": VE, "edm": EDM, "flow": Flow}
@@ -119,14 +119,6 @@ def test_zero_terminal_snr_starts_at_pure_noise_or_at_a_finite_sigma():
     process = DDPM(torch.cat([torch.linspace(1e-4, 0.02, 99), torch.ones(1)]))
     assert float(process.scales(grid(process, 10, "uniform"))[0][0]) == 0
     assert math.isfinite(float(sigmas(process, grid(process, 10, "karras"))[-1]))
-
-
-def test_defaults_follow_the_papers():
-    assert {name: default_spacing(make()) for name, make in PROCESSES.items()} == {
-        **dict.fromkeys(PROCESSES, "uniform"),
-        "edm": "karras",
-        "ve": "karras",
-    }
 
 
 @pytest.mark.parametrize(

@@ -170,3 +170,33 @@ def test_tied_weights_are_averaged_under_all_their_names(tmp_path):
     assert torch.equal(trained.model.first.weight, average)
     assert torch.equal(trained.model.second.weight, average)
     assert not torch.equal(load_trained(tmp_path / "run", weights="model").model.second.weight, average)
+
+
+def test_a_compiled_model_makes_the_same_numbers(watched, monkeypatch):
+    compiler, graphs = torch.compile, []
+
+    def counting(graph, example):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda model, **more: compiler(model, backend=counting, **more))
+    torch._dynamo.reset()
+    plain, compiled = (load_trained(watched[0], compiled=one) for one in (False, True))
+    x, time = torch.randn(3, *plain.shape), torch.tensor([1, 50, 999])
+    assert torch.equal(compiled.call(x, time, None), plain.call(x, time, None))
+    assert graphs != []
+    assert same(weights_of(compiled), weights_of(plain))
+
+
+def test_a_model_that_cannot_be_compiled_is_called_as_it_is_and_the_user_is_told_once(watched, monkeypatch):
+    def failing(*_):
+        raise RuntimeError("no compiler\nand more")
+
+    monkeypatch.setattr(torch, "compile", lambda model, **_: failing)
+    monkeypatch.setattr(module, "with_labels", lambda model: model)
+    told = []
+    plain, compiled = load_trained(watched[0]), load_trained(watched[0], compiled=True, tell=told.append)
+    x, time = torch.randn(3, *plain.shape), torch.tensor([1, 50, 999])
+    for _ in range(2):
+        assert torch.equal(compiled.call(x, time), plain.call(x, time))
+    assert told == ["the model is not compiled: RuntimeError: no compiler"]

@@ -51,15 +51,6 @@ def test_min_snr_weights_are_those_of_the_scripts(kind, gamma):
     torch.testing.assert_close(ours.min_snr_weights(scheduler, t, gamma), expected, rtol=2e-5, atol=0)
 
 
-def test_min_snr_for_v_is_not_the_form_that_adds_one_twice():
-    scheduler, t = DDPMScheduler(prediction_type="v_prediction"), torch.arange(1000)
-    snr = training_utils.compute_snr(scheduler, t)
-    wrong = (snr + 1).clamp(max=5.0) / (snr + 1)
-    weights = ours.min_snr_weights(scheduler, t)
-    assert float((weights - wrong).abs().max()) > 0.9
-    assert weights[-1] < 1e-3 < wrong[-1]  # a v-loss at pure noise is worth nothing, not one
-
-
 @pytest.mark.parametrize(("kind", "last"), [("epsilon", 1.0), ("sample", 0.0), ("v_prediction", 0.0)])
 def test_min_snr_weights_are_finite_at_zero_terminal_snr(kind, last):
     scheduler, t = DDPMScheduler(**ZERO, prediction_type=kind), torch.arange(1000)
@@ -67,16 +58,6 @@ def test_min_snr_weights_are_finite_at_zero_terminal_snr(kind, last):
     assert training_utils.compute_snr(scheduler, t)[-1] == 0
     assert bool(torch.isfinite(weights).all())
     assert float(weights[-1]) == pytest.approx(last, abs=1e-9)
-
-
-@pytest.mark.parametrize("kind", PREDICTION_TYPES)
-def test_min_snr_weights_are_those_of_the_spec(kind):
-    scheduler = DDPMScheduler(prediction_type=kind)
-    objective = ours.read_scheduler(scheduler)
-    draw = noisewise.recipe("uniform", objective.process).sampler.sample(500)
-    weighting = noisewise.recipe("minsnr:gamma=5", objective.process).weighting
-    expected = weighting.weights(objective, draw.u)
-    torch.testing.assert_close(ours.min_snr_weights(scheduler, draw.time), expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32, torch.bool])
@@ -221,11 +202,6 @@ def test_a_specs_weighting_is_that_of_the_flow_loss(spec):
     expected = snr.clamp(max=5) / snr * (1 - sigma) ** 2  # eps error = (1 - sigma) times the velocity's error
     weights = ours.compute_loss_weighting_for_sd3(spec, sigma.view(9, 11))
     torch.testing.assert_close(weights, expected.view(9, 11), rtol=2e-5, atol=0)
-
-
-@pytest.mark.parametrize("spec", ["minsnr", "soft_minsnr", "debiased", "p2", "sigma_sqrt+minsnr", "simple", "edm_weight"])
-def test_weights_of_specs_are_finite_at_the_ends(spec):
-    assert bool(torch.isfinite(ours.compute_loss_weighting_for_sd3(spec, torch.tensor([0.0, 1.0]))).all())
 
 
 def test_specs_and_names_of_diffusers_agree():

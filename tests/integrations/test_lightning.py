@@ -156,16 +156,6 @@ def test_probes_run_in_the_precision_of_training(lightning):
     assert all(value.dtype != torch.bfloat16 for value in module.recipe.state_dict().values())
 
 
-@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
-def test_a_module_in_half_precision_keeps_its_recipe_whole(lightning, precision):
-    module = fit(lightning, "adaptive", precision=precision, max_epochs=1)
-    assert module.network[0].weight.dtype in (torch.bfloat16, torch.float16)
-    assert {one.dtype for one in module.recipe.state_dict().values() if one.is_floating_point()} <= {
-        torch.float32,
-        torch.float64,
-    }
-
-
 @pytest.mark.parametrize("name", ["adaptive", "reinforce", "lookahead"])
 def test_a_step_that_the_scaler_skips_does_not_count(lightning, name):
     """A real gradient scaler, on the CPU, meets one batch whose gradient is infinite."""
@@ -223,18 +213,6 @@ def test_a_skipped_batch_leaves_those_that_were_accumulated(lightning, skipped, 
     module.training_step = training_step
     trainer_of(lightning, max_epochs=1, accumulate_grad_batches=4).fit(module)
     assert seen == [3 * BATCH] * (BATCHES // 4)
-
-
-def test_losses_that_are_not_handed_over_are_missed(lightning):
-    module = module_of(lightning, "adaptive")
-
-    def training_step(batch, batch_idx):
-        draw = module.recipe.sample(batch[0])
-        return (draw.weight * losses_of(module.network, batch[0], draw.u)).mean()
-
-    module.training_step = training_step
-    with pytest.raises(RuntimeError, match="never handed over"):
-        trainer_of(lightning).fit(module)
 
 
 def test_a_failed_step_can_be_followed_by_another_fit(lightning):

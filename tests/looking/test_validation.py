@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective
 from noisewise.batches import moved
 from noisewise.looking.validation import NOISE_SEED, Validation, validate
-from noisewise.noise import normals
+from noisewise.streams import normals
 from noisewise.weighting import MinSNR
 from tests.torchrun import run_ranks
 

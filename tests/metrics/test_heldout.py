@@ -10,7 +10,7 @@ from noisewise import DDPM, EDM, Flow, Objective
 from noisewise.data import Synthetic, open_data
 from noisewise.looking.validation import validate
 from noisewise.metrics.heldout import NOISE_SEED, held_out_losses
-from noisewise.noise import normals
+from noisewise.streams import normals
 from noisewise.weighting import MinSNR
 from tests.models.small_models import small, stirred
 

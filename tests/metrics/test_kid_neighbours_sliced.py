@@ -43,13 +43,6 @@ def test_the_kernel_distance_is_a_sum_over_pairs():
     assert float(polynomial_mmd(first, second)) == pytest.approx(within - 2 * across, rel=1e-12)
 
 
-def test_kid_is_unbiased():
-    values = [kid(gaussian(20, 4, seed=seed), gaussian(20, 4, seed=seed + 1000), 1, 20).mean for seed in range(400)]
-    values = torch.tensor(values)
-    assert abs(float(values.mean())) < 4 * float(values.std()) / 20
-    assert float(values.min()) < 0
-
-
 def test_kid_has_the_same_subsets_for_the_same_seed():
     first, second = gaussian(80, 4), gaussian(90, 4, seed=1)
     assert kid(first, second, 5, 20) == kid(first, second, 5, 20)
@@ -87,25 +80,6 @@ def test_neighbour_measures_equal_brute_force(block, k):
     assert 0 < recall < 1
 
 
-def test_the_same_set_is_precise_and_covered_and_a_far_one_neither():
-    real = gaussian(100, 8)
-    assert precision_recall(real, real) == precision_recall(real, real[torch.randperm(100)])
-    assert precision_recall(real, real).precision == precision_recall(real, real).recall == 1
-    assert density_coverage(real, real).coverage == 1
-    far = precision_recall(real, real + 1000)
-    assert (far.precision, far.recall) == (0, 0)
-    assert density_coverage(real, real + 1000).density == 0
-
-
-def test_a_dropped_mode_costs_recall_and_not_precision():
-    modes = torch.cat([gaussian(200, 4), gaussian(200, 4, shift=50.0, seed=1)])
-    one = gaussian(400, 4, seed=2)
-    found, cover = precision_recall(modes, one), density_coverage(modes, one)
-    assert found.precision > 0.8
-    assert 0.35 < found.recall < 0.5
-    assert 0.4 < cover.coverage <= 0.5
-
-
 def test_a_sample_is_not_its_own_neighbour():
     line = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
     assert radii(line, 1).tolist() == [1, 1, 4, 16]
@@ -124,12 +98,6 @@ def test_a_shift_is_seen_at_its_length_over_the_root_of_the_dimension():
     found = sliced_wasserstein(images, images + 2.0, lines=4000)
     assert found == pytest.approx(2.0, rel=0.03)  # |shift| = 2 sqrt(24), and a line sees |shift| / sqrt(24) of it
     assert sliced_wasserstein(images, images) == 0
-
-
-def test_repeating_every_sample_changes_nothing():
-    first, second = gaussian(30, 3), gaussian(20, 3, seed=1)
-    expected = sliced_wasserstein(first, second)
-    assert sliced_wasserstein(first.repeat(2, 1), second.repeat(5, 1)) == pytest.approx(expected, rel=1e-9)
 
 
 def test_bad_sets_say_what_is_wrong():

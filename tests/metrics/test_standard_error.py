@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from noisewise.metrics.frechet import Moments, frechet_distance
-from noisewise.metrics.uncertainty import bootstrap, standard_error
+from noisewise.metrics.frechet import Moments, bootstrap, frechet_distance, standard_error
 
 DIM = 6
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from noisewise.models.trust import Untrusted, check_trusted, is_import_path, memory, remember, remembered
+from noisewise.models.build import Untrusted, check_trusted, is_import_path, memory, remember, remembered
 
 
 @pytest.fixture(autouse=True)

@@ -162,7 +162,7 @@ def test_names_that_do_not_exist_and_missing_data_are_one_line(tmp_path, monkeyp
 
 def test_missing_weights_are_found_before_anything_is_trained(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("noisewise.metrics.weights.find_spec", lambda name: None)
+    monkeypatch.setattr("noisewise.metrics.inception.find_spec", lambda name: None)
     assert main(["reproduce", "table1", "--scale", "small"]) == 1
     assert "noisewise[fid]" in capsys.readouterr().err.splitlines()[0]
 

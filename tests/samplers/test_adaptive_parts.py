@@ -1,28 +1,32 @@
 """What the parts of the adaptive sampler compute: selection, policy, rewards, presets."""
 
-import numpy as np
+from dataclasses import replace
+
 import pytest
 import torch
 from sklearn.feature_selection import SelectKBest, f_regression
 from torch import nn
 
+import noisewise
 from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective
+from noisewise.feedback import computing_in
+from noisewise.precision import _switches
 from noisewise.samplers import Mix, paper_celebahq, paper_cifar10, paper_imagenet
 from noisewise.samplers.adaptive.policy import BetaPolicy, beta_masses
-from noisewise.samplers.adaptive.selection import SELECTIONS, f_statistic
+from noisewise.samplers.adaptive.selection import SELECTIONS
 from noisewise.samplers.static import beta_cdf
-from noisewise.weighting import VLB, MinSNR
+from noisewise.weighting import VLB
 from tests.samplers.toy import Toy
+
+OBJECTIVE = Objective(DDPM.linear())
 
 
 @pytest.mark.parametrize("n", [3, 5, 20])
-def test_f_statistic_equals_scikit_learn(n):
+def test_the_selection_by_f_statistic_is_scikit_learns(n):
     generator = torch.Generator().manual_seed(n)
     columns = torch.randn(n, 200, generator=generator).double()
     columns[:, 17] = 3.0  # constant
     target = columns.sum(1)
-    theirs = f_regression(columns.numpy(), target.numpy())[0]
-    np.testing.assert_allclose(f_statistic(columns, target).numpy(), theirs, rtol=1e-6, atol=1e-9)
     chosen = set(SELECTIONS["f_statistic"](columns, 3).tolist())
     assert chosen == set(SelectKBest(f_regression, k=3).fit(columns.numpy(), target.numpy()).get_support(indices=True))
 
@@ -152,13 +156,52 @@ def test_presets_carry_the_papers_settings(preset, process, hidden, lr):
     assert isinstance(sampler.target, VLB)
 
 
-def test_the_loss_sampler_follows_weight_times_loss():
-    sampler = AdaptiveSampler(DDPM.linear(), "loss", weighting=MinSNR(5), warmup=0, every=1, floor=0.1)
-    for _ in range(60):
-        draw = sampler.sample(512)
-        with sampler.observe(draw, 1 + draw.u):
-            pass
-    u = (torch.arange(1000) + 0.5) / 1000
-    wanted = (MinSNR(5)(Objective(DDPM.linear()), u) * (1 + u)).view(20, 50).mean(1)
-    wanted = 0.9 * wanted / wanted.sum() + 0.1 / 20
-    torch.testing.assert_close(sampler.table.mass, wanted, atol=2e-3, rtol=0.05)
+@pytest.mark.parametrize("spec", ["paper_cifar10:every=1", "adaptive:estimator=reinforce,strata=10"])
+@pytest.mark.parametrize("bad", ["rewards", "draws"])
+def test_rewards_or_draws_that_are_of_no_use_leave_the_policy_bit_for_bit_as_it_was(spec, bad):
+    sampler = noisewise.recipe(spec, Objective(DDPM.linear(20))).sampler
+    x0 = torch.randn(8, 1, 4, 4)
+    for reward in (1e-3, 1e-2):  # so that there is something to lose
+        sampler.estimator._update_policy(sampler, sampler.sample(x0), torch.randn(8) * reward)
+    draw, rewards = sampler.sample(x0), torch.full((8,), torch.nan)
+    if bad == "draws":
+        rewards, draw = torch.ones(8), replace(draw, density=torch.zeros(8))
+    before = {name: value.clone() for name, value in sampler.state_dict().items()}
+    sampler.estimator._update_policy(sampler, draw, rewards)
+    for name, value in sampler.state_dict().items():
+        if name.startswith(("estimator.policy", "estimator.adam")) or name == "table.mass":
+            assert torch.equal(value, before[name]), name
+        if name.startswith("table."):
+            torch.testing.assert_close(value, before[name])
+    assert bad == "draws" or torch.equal(sampler.estimator.reward, before["estimator.reward"])
+    assert int(sampler.skipped.total) == (1 if bad == "draws" else 0)  # the others were counted where they were measured
+
+
+def test_probes_compute_in_the_precision_that_is_asked_for():
+    model, x = nn.Linear(64, 64), torch.randn(8, 64)
+    found = {}
+    for precision in (None, "float32", "tf32", "bf16"):
+        sampler = noisewise.recipe("paper_cifar10" + (f":precision={precision}" if precision else ""), OBJECTIVE).sampler
+        sampler.attach(model)
+        probe = sampler.estimator.prober(sampler, sampler.sample(x), lambda rows, u: model(x[rows]).float().square().mean(1))
+        found[precision] = probe(torch.arange(8), torch.full((8,), 0.5))
+    assert torch.equal(found[None], found["float32"])
+    assert torch.equal(found["tf32"], found["float32"])  # a CPU has none
+    assert 0 < float((found["bf16"] - found["float32"]).abs().max()) < 0.1
+    assert noisewise.recipe("adaptive:estimator=reinforce", OBJECTIVE).sampler.estimator.precision is None
+    with pytest.raises(ValueError, match="unknown precision 'fp8' of probes"):
+        noisewise.recipe("paper_cifar10:precision=fp8", OBJECTIVE)
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("float32", False), ("tf32", True)])
+def test_switches_of_products_return_after_a_probe(precision, tf32):
+    def switches():
+        return [getattr(where, name) for where, name, _ in _switches()]
+
+    before = switches()
+    with computing_in(precision, nn.Linear(2, 2)):
+        assert switches() == [value for _, _, value in _switches(tf32)]
+    assert switches() == before
+    with pytest.raises(KeyError), computing_in(precision, nn.Linear(2, 2)):
+        raise KeyError
+    assert switches() == before

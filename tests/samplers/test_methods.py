@@ -75,14 +75,6 @@ def test_cosmap_is_its_formula():
     torch.testing.assert_close(sampler.quantile(V), 1 - 1 / (torch.tan(math.pi / 2 * V) + 1), atol=1e-5, rtol=0)
 
 
-def test_shift_is_sd3s():
-    sampler = noisewise.recipe("shift:of=uniform,shift=3", Flow(), draws="stratified").sampler
-    u = sampler.sample(10_000).u.sort().values
-    v = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
-    torch.testing.assert_close(u.double(), 3 * v / (1 + 2 * v), atol=1e-3, rtol=0)
-    torch.testing.assert_close(Flow().log_snr(3 * v / (1 + 2 * v)), Flow().log_snr(v) - 2 * math.log(3), atol=1e-3, rtol=0)
-
-
 # Densities with known distribution functions -----------------------------------------------------------------------------
 
 
@@ -104,11 +96,6 @@ def test_edm_log_normal_is_uniform_on_its_own_process_and_log_normal_on_others()
 def test_laplace_over_log_snr():
     draw = noisewise.recipe("laplace", Flow()).sampler.sample(50_000)
     assert stats.kstest(Flow().log_snr(draw.u.double()).numpy(), stats.laplace(0, 0.5).cdf).statistic < 0.01
-
-
-def test_a_density_off_the_process_is_refused():
-    with pytest.raises(ValueError, match="no mass on the process"):
-        noisewise.recipe("laplace:location=80", DDPM.linear())
 
 
 # SpeeD -------------------------------------------------------------------------------------------------------------------
@@ -219,26 +206,12 @@ def test_timesteps_without_mass_are_never_drawn():
     assert not bool((sampler.sample(200_000).time % 2).any())
 
 
-def test_product_corrects_and_draws_as_what_it_is_made_of():
-    sampler = noisewise.recipe(
-        "product:of=(logit_normal:draws=stratified,correction=unbiased),weight=minsnr", DDPM.linear()
-    ).sampler
-    assert (sampler.draws, str(sampler.correction)) == ("stratified", "unbiased")
-
-
 @pytest.mark.parametrize("spec", ["mix:of=({})", "curriculum:start=uniform,end=({})", "switch:first=uniform,then=({}),at=3"])
 @pytest.mark.parametrize("correction", ["clipped(3)", "tempered(0.5)"])
 def test_a_mixture_has_no_mean_weight_for_each_sample(spec, correction):
     with pytest.raises(ValueError, match="density depends on the data: use correction=unbiased or none, or policy=global"):
         noisewise.recipe(spec.format("adaptive:estimator=reinforce") + f",correction={correction}", DDPM.linear())
     noisewise.recipe(spec.format("adaptive:estimator=reinforce,policy=global") + f",correction={correction}", DDPM.linear())
-
-
-def test_product_is_a_weight_turned_into_a_density():
-    process = DDPM.linear()
-    snr = process.alphas_cumprod / (1 - process.alphas_cumprod)
-    weight = torch.minimum(snr, torch.tensor(5.0)) / snr
-    np.testing.assert_allclose(table("product:of=uniform,weight=(minsnr:gamma=5)"), (weight / weight.sum()).numpy(), rtol=1e-4)
 
 
 def test_mix_bounds_the_importance_weight():

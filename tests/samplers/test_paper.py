@@ -11,7 +11,7 @@ from torch import nn
 
 import noisewise
 from noisewise import DDPM, Objective
-from noisewise.feedback import KeptParameters, in_float32
+from noisewise.feedback import KeptParameters, computing_in
 from noisewise.samplers.adaptive.policy import Adam
 
 STEPS, BATCH, EVERY = 30, 8, 2
@@ -284,7 +284,7 @@ def test_probes_are_in_float32_under_autocast():
     exact = model(x)
     with torch.autocast("cpu", torch.bfloat16):
         rounded = model(x)
-    with in_float32(attached), torch.autocast("cpu", torch.bfloat16):
+    with computing_in("float32", attached), torch.autocast("cpu", torch.bfloat16):
         inside = model(x)
         assert torch.equal(attached(x), exact)
         assert torch.mm(x, x.T).dtype == torch.bfloat16  # the caller's own is back after the model

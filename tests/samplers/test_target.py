@@ -59,15 +59,6 @@ def test_the_target_is_what_is_trained(spec, target, name):
     torch.testing.assert_close(found, expected / expected.mean(), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_weights_have_mean_one_over_the_draws(name):
-    sampler = taught("adaptive:warmup=0,every=1", OBJECTIVES[name]).sampler
-    density = sampler.density(FINE)
-    assert float((density * sampler._weight(FINE, density)).mean()) == pytest.approx(1, rel=2e-3)
-    draw = sampler.sample(64)
-    torch.testing.assert_close(draw.weight, sampler._weight(draw.u, draw.density))
-
-
 def test_the_monitor_shows_the_target_as_the_objective():
     objective = OBJECTIVES["eps"]
     found = mean_objective(taught("adaptive:warmup=0,every=1", objective).sampler, NoWeight(), objective, 50)
@@ -89,11 +80,6 @@ def test_before_it_is_its_turn_a_learning_part_still_sets_the_objective():
     recipe = noisewise.recipe("switch:first=uniform,then=adaptive,at=5", objective.process)
     expected = MinSNR().weights(objective, FINE)
     torch.testing.assert_close(trained(recipe, objective), expected / expected.mean(), rtol=1e-3, atol=1e-5)
-
-
-def test_without_an_objective_the_usual_prediction_of_the_process_is_meant():
-    for process, prediction in ((DDPM.linear(), "eps"), (Flow(), "flow"), (EDM(), "edm")):
-        assert AdaptiveSampler(process).objective == Objective(process, prediction)
 
 
 @pytest.mark.parametrize("spec", ["uniform", "logit_normal", "mix:of=logit_normal"])
@@ -125,14 +111,6 @@ def test_the_learning_rate_is_that_of_the_loops_weighting(target, loop, name):
     density, own = recipe.sampler.density(FINE), recipe.weighting.weights(objective, FINE)
     found = (density * recipe.sampler._weight(FINE, density) * own).mean()
     torch.testing.assert_close(found, own.mean(), rtol=1e-2, atol=0)
-
-
-def test_its_weights_survive_saving():
-    objective = OBJECTIVES["eps"]
-    sampler = taught("adaptive:warmup=0,every=1", objective).sampler
-    again = noisewise.recipe("adaptive:warmup=0,every=1", objective.process).sampler
-    again.load_state_dict(sampler.state_dict())
-    assert torch.equal(sampler.sample(64).weight, again.sample(64).weight)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])

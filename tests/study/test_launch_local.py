@@ -192,3 +192,14 @@ def test_an_end_is_described():
 def test_numbers_below_one_are_refused(name):
     with pytest.raises(ValueError, match=f"--{name} must be >= 1, got 0"):
         Local(**{name: 0})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_runs_take_turns_on_a_gpu_and_one_that_wants_too_much_memory_fails(tmp_path):
+    """Workers come from a process that has never touched it."""
+    jobs = jobs_in(tmp_path, ["uniform", "adaptive:warmup=2,every=2"], device="cuda")
+    Local(turns=2, memory=8 << 30).launch(jobs, StopRequest())
+    assert [read_outcome(job.folder).status for job in jobs] == ["finished", "finished"]
+    (starved,) = jobs_in(tmp_path / "starved", device="cuda", batch=4096)
+    Local(memory=1 << 20).launch([starved], StopRequest())
+    assert "out of memory" in read_outcome(starved.folder).failure.message

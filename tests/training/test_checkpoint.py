@@ -32,23 +32,9 @@ from noisewise.training.checkpoint import (
 )
 
 FILES = ["ema.safetensors", "model.safetensors", "state.json", "manifest.json"]
-DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.bool,
-]
+FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+WHOLE = ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool"]
+DTYPES = [getattr(torch, name) for name in FLOATS + WHOLE]
 
 
 def tensors(seed=0):
@@ -263,17 +249,13 @@ def test_one_flipped_bit_anywhere_is_noticed(name, folder):
     refused(folder, "is not what was written|cannot be read")
 
 
+@pytest.mark.parametrize(
+    "damage", [lambda data: data + b"x", lambda data: bytes(len(data))], ids=["something after it", "zeros"]
+)
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_with_something_after_it_is_noticed(name, folder):
-    with (folder / name_of(3) / name).open("ab") as file:
-        file.write(b"x")
-    refused(folder, "is not what was written|cannot be read")
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_of_zeros_is_noticed(name, folder):
+def test_a_file_that_is_longer_or_empty_is_noticed(name, damage, folder):
     path = folder / name_of(3) / name
-    path.write_bytes(bytes(path.stat().st_size))
+    path.write_bytes(damage(path.read_bytes()))
     refused(folder, "is not what was written|cannot be read")
 
 
@@ -628,26 +610,19 @@ def test_a_disk_that_fails_at_any_moment_leaves_earlier_checkpoints_as_they_were
     assert failures > 15
 
 
-def test_a_full_disk_with_no_earlier_checkpoint_says_so(tmp_path, monkeypatch):
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_full_disk_names_the_last_good_checkpoint_if_there_is_one(earlier, folder, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"No space left on device\. There is no earlier checkpoint; free some space"):
-        save(tmp_path / "checkpoints", 5, tensors(5), {})
-    assert list((tmp_path / "checkpoints").iterdir()) == []
-
-
-def test_a_broken_checkpoint_is_not_called_the_last_good_one(folder, monkeypatch):
     broken_at_5(folder)
     assert newest_name(folder) == name_of(3)
-
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    place = folder if earlier else tmp_path / "empty"
+    kept = f"The last good checkpoint is {folder / name_of(3)}" if earlier else "There is no earlier checkpoint"
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=f"The last good checkpoint is {folder / name_of(3)};"):
-        save(folder, 5, tensors(5), {})
+    with pytest.raises(CheckpointError, match=f"No space left on device. {kept}; free some space"):
+        save(place, 5, tensors(5), {})
+    assert not list(place.glob(f"{TEMPORARY}*"))
 
 
 def test_a_folder_that_cannot_be_made_is_explained(tmp_path):

@@ -1,5 +1,6 @@
 """The pieces of the fast path, without a GPU: fixed buffers, numbers in tensors, and when it is taken."""
 
+import copy
 import random
 from dataclasses import replace
 from functools import partial
@@ -12,15 +13,15 @@ from torch import nn
 from noisewise.models.unet import UNet
 from noisewise.training.config import EMAConfig, ModelConfig, OptimizerConfig
 from noisewise.training.ema import EMA
-from noisewise.training.fast import GraphedStep, choose, why_not
+from noisewise.training.fast import GraphedStep, blocks, choose, why_not
 from noisewise.training.fast.fuse import fuse, unfuse
-from noisewise.training.fast.graphs import host_chance_is_an_error, recover_allocator
+from noisewise.training.fast.graphs import any_kernels, host_chance_is_an_error, recover_allocator, repeatable_kernels
 from noisewise.training.optimizer import make_optimizer, set_learning_rate
 from noisewise.training.parallel import make_accelerator
 from noisewise.training.run import train
 from noisewise.training.trainer import Trainer
 from tests.training.test_run import final
-from tests.training.tiny import DIT, advance, differing, own, saved, tensors, tiny, trainer_of
+from tests.training.tiny import DIT, Own, advance, differing, own, saved, tensors, tiny, trainer_of
 
 
 @pytest.fixture
@@ -226,14 +227,23 @@ def test_hooks_and_fp16_and_processes_stand_in_the_way(monkeypatch):
     assert why_not(tiny(), Accelerated(), model) == "the model has hooks (on 0), which a graph would not call"
 
 
-def test_a_fused_unet_is_the_plain_one_again_when_that_is_taken_back():
+@pytest.mark.parametrize("classes", [0, 5])
+def test_a_fused_unet_is_the_plain_one_again_when_that_is_taken_back(classes):
     pytest.importorskip("triton")
     torch.manual_seed(0)
-    model = UNet((3, 8, 8), channels=32, multipliers=(1, 2), blocks=1, attention=(4,), dropout=0.0, zero_init=False)
+    settings = {"channels": 32, "multipliers": (1, 2), "blocks": 1, "attention": (4,), "dropout": 0.0, "zero_init": False}
+    model = UNet((3, 8, 8), classes, **settings)
+    names = list(model.state_dict())
     x, time = torch.randn(2, 3, 8, 8), torch.tensor([3, 700])
+    wanted = torch.autograd.grad(model(x, time).square().mean(), list(model.parameters()))
     expected, plain = model(x, time), [module.forward.__qualname__ for module in model.modules()]
     assert fuse(model) == 8
     torch.testing.assert_close(model(x, time), expected, rtol=1e-4, atol=1e-5)
+    found = torch.autograd.grad(model(x, time).square().mean(), list(model.parameters()))
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+    assert list(model.state_dict()) == names
+    assert len(copy.deepcopy(model).state_dict()) == len(names)
     assert [module.forward.__qualname__ for module in model.modules()] != plain
     unfuse(model)
     assert [module.forward.__qualname__ for module in model.modules()] == plain
@@ -315,3 +325,57 @@ def test_older_torch_has_another_name_for_it(allocator, monkeypatch):
     allocator.under_way = [(1, POOL)]
     recover_allocator(CUDA, POOL)
     assert (allocator.under_way, allocator.released) == ([], [(1, POOL)])
+
+
+# Orders of adding -----------------------------------------------------------------------------------------------------
+
+
+class Asking(Own):
+    """Takes down whether torch is held to a fixed order of adding."""
+
+    def forward(self, x, time):
+        self.held = torch.are_deterministic_algorithms_enabled()
+        return super().forward(x, time)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_fixed_order_of_adding_is_kept_unless_it_is_given_up(deterministic, fixed_buffers):
+    config = tiny(deterministic=deterministic)
+    parts = replace(training_parts(config), model=Asking())
+    made = Trainer(config, parts, make_accelerator(config))
+    advance(made, 2)
+    assert made.arithmetic.ready
+    assert parts.model.held is deterministic
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(("kernels", "inside"), [(repeatable_kernels, (True, False)), (any_kernels, (False, True))])
+def test_what_cudnn_may_choose_is_as_before_afterwards(kernels, inside, monkeypatch):
+    for before in ((False, False), (True, True)):
+        monkeypatch.setattr(torch.backends.cudnn, "deterministic", before[0])
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", before[1])
+        with kernels():
+            assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == inside
+        assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == before
+
+
+def test_a_transformer_gives_up_one_thing_after_another_until_it_can_be_recorded(monkeypatch):
+    monkeypatch.setattr(choose, "why_not", lambda *_: None)
+    tried, capture = [], partial_method(GraphedStep.capture, record=False)
+
+    def failing_twice(self):
+        if self.try_cudnn:
+            blocks.attend_by_cudnn(self.model)  # as if it had been tried out
+        tried.append((blocks.attends_by_cudnn(self.model), self.by_region))
+        if self.by_region:
+            raise RuntimeError("no such kernel\nand more")
+        return capture(self)
+
+    monkeypatch.setattr(GraphedStep, "capture", failing_twice)
+    config, told = tiny(fast="always"), []
+    made = Trainer(config, training_parts(config), make_accelerator(config), told.append)
+    advance(made, 3)
+    assert tried == [(True, True), (False, True), (False, False)]
+    assert made.arithmetic.ready
+    assert [line.endswith("(no such kernel)") for line in told] == [False, True, True]
+    assert all("forward" not in module.__dict__ for module in made.model.modules())

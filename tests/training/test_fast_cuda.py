@@ -236,6 +236,72 @@ def test_it_goes_on_bit_for_bit_with_attention_over_many_pixels(tmp_path, compil
     assert not any("bit for bit" in line for line in told)
 
 
+TRANSFORMERS = {
+    "dit": '{"width": 128, "depth": 3, "heads": 2, "patch": 2}',
+    "uvit": '{"width": 128, "depth": 3, "heads": 2, "patch": 2}',
+}
+
+
+def transformer(name: str, *options: str, told: list[str] | None = None) -> Trainer:
+    """Over 256 tokens, with weights that do not begin as the identity."""
+    AcceleratorState._reset_state(True)
+    settings = ["--process=flow", "--prediction=flow", "--batch=64", "--steps=40", "--log.every=10", "--log.trackers=[]"]
+    settings += ["--optimizer.warmup=0", "--optimizer.lr=0.0005", "--sampler=uniform", "--device=cuda"]
+    model = [f"--model.name={name}", f"--model.options={TRANSFORMERS[name]}"]
+    config = load_preset("cifar10-small", *settings, *model, *options)
+    parts = build_parts(config, synthetic=True)
+    torch.manual_seed(0)
+    for value in parts.model.parameters():
+        if value.ndim > 1:
+            nn.init.normal_(value, std=0.02)
+    parts = type(parts)(parts.objective, Synthetic((3, 32, 32), count=512), parts.model, parts.classes)
+    return Trainer(config, parts, make_accelerator(config), told.append if told is not None else lambda _: None)
+
+
+@pytest.mark.parametrize("deterministic", ["true", "false"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_recorded_transformers_train_as_plain_ones_do(name, precision, deterministic, request):
+    if (precision, deterministic) != ("bf16", "true"):
+        request.getfixturevalue("uncompiled")
+    told: list[str] = []
+    options = (f"--precision={precision}", f"--deterministic={deterministic}")
+    fast, plain = transformer(name, *options, told=told), transformer(name, *options, "--fast=never")
+    rows = [[row for row in made.run() if row] for made in (fast, plain)]
+    assert fast.arithmetic.ready
+    assert fast.arithmetic.by_region, told
+    losses, norms = ([[row[name] for row in some] for some in rows] for name in ("loss", "gradient_norm"))
+    assert losses[0] == pytest.approx(losses[1], rel=3e-3 if precision == "bf16" else 1e-3)
+    assert norms[0][0] == pytest.approx(norms[1][0], rel=3e-2)
+    assert losses[1][-1] < 0.98 * losses[1][0]  # it learns, so gradients matter
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_a_transformer_goes_on_bit_for_bit_from_a_checkpoint(name, tmp_path):
+    told: list[str] = []
+    assert differences(lambda: transformer(name, told=told), tmp_path) == []
+    assert not any("bit for bit" in line or "cannot be recorded" in line for line in told)
+
+
+def test_attention_by_cudnn_is_torchs_and_repeats_itself_where_it_is_taken():
+    from noisewise.models.dit import DiT
+    from noisewise.training.fast.blocks import cudnn_attention, cudnn_repeats
+
+    torch.manual_seed(0)
+    qkv = torch.randn(8, 256, 3, 4, 64, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    parts = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    try:
+        found = cudnn_attention(*parts)
+    except RuntimeError as error:
+        pytest.skip(f"no attention by cuDNN here: {error}")
+    wanted = F.scaled_dot_product_attention(*(part.float() for part in parts))
+    torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2)
+    of = torch.randn_like(found)
+    ours, theirs = torch.autograd.grad(found, qkv, of)[0], torch.autograd.grad(wanted, qkv, of.float())[0]
+    assert float((ours.float() - theirs.float()).norm() / theirs.float().norm()) < 2e-2
+    assert not cudnn_repeats(DiT((3, 64, 64), width=128, depth=1, heads=2), 8, torch.device("cuda"))  # 1024 tokens
+
+
 def test_a_model_without_a_fixed_order_is_recorded_all_the_same_and_the_user_is_told(uncompiled):
     class Blurred(nn.Module):
         def __init__(self):

@@ -7,7 +7,7 @@ import sys
 
 CODE = """
 import resource, sys, torch
-from noisewise.training.memory import keep_freed_memory
+from noisewise.training.trainer import keep_freed_memory
 asked = keep_freed_memory() if "ask" in sys.argv else None
 def touch():  # 16 MiB in blocks that glibc's heap holds, freed again
     blocks = [torch.ones(2**16) for _ in range(64)]

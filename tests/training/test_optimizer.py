@@ -134,25 +134,10 @@ def test_the_fused_step_is_that_of_the_plain_formula():
 # Clipping
 
 
-@pytest.mark.parametrize("limit", [None, 0.01, 1.0, 1e9])
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_norm_is_that_of_all_gradients_and_they_are_scaled_to_the_limit(limit, device):
-    model = model_with_gradients(device)
-    before = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    expected = before.double().norm()
-    norm = gradient_norm(list(model.parameters()))
-    clip_gradients(list(model.parameters()), norm, limit)
-    torch.testing.assert_close(norm.double(), expected, rtol=1e-5, atol=0)
-    after = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    scale = min(1.0, (limit or float("inf")) / float(expected))
-    torch.testing.assert_close(after, before * scale, rtol=1e-4, atol=1e-7)
-    if limit is None or scale == 1:
-        assert torch.equal(after, before)
-
-
-@pytest.mark.parametrize("limit", [None, 0.5, 1e9])
-def test_norm_and_clipping_equal_those_of_torch(limit):
-    ours, theirs = model_with_gradients(), model_with_gradients()
+@pytest.mark.parametrize("limit", [None, 0.01, 0.5, 1e9])
+def test_norm_and_clipping_equal_those_of_torch(limit, device):
+    ours, theirs = model_with_gradients(device), model_with_gradients(device)
     ours[0].bias.grad = theirs[0].bias.grad = None
     norm = gradient_norm(list(ours.parameters()))
     clip_gradients(list(ours.parameters()), norm, limit)
@@ -167,10 +152,3 @@ def test_without_gradients_the_norm_is_zero_and_there_is_nothing_to_clip():
     assert float(norm) == 0
     clip_gradients(parameters, norm, 1.0)
     assert all(parameter.grad is None for parameter in parameters)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_shows_in_the_norm(bad):
-    model = model_with_gradients()
-    model[1].bias.grad[0] = bad
-    assert not bool(torch.isfinite(gradient_norm(list(model.parameters()))))

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from noisewise.training.config import Config
-from noisewise.training.progress import Quiet, Shown, share_and_time_left, summary
+from noisewise.training.display import Progress, Shown, share_and_time_left, summary
 
 NAN, INF = float("nan"), float("inf")
 ROW = {
@@ -92,7 +92,7 @@ def test_lines_are_few_but_the_first_and_the_last_are_shown(capsys):
 
 
 def test_quiet_says_nothing(capsys):
-    quiet = Quiet()
+    quiet = Progress()
     with quiet.running(Config(), 0):
         quiet.step(1, 0.1)
         quiet.row(ROW)

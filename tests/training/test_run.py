@@ -16,14 +16,14 @@ from noisewise.models import build_model
 from noisewise.training import checkpoint
 from noisewise.training.components import usual_network, with_network
 from noisewise.training.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig
+from noisewise.training.display import Progress
 from noisewise.training.guard import Diverged
 from noisewise.training.options import load_config, load_preset
-from noisewise.training.progress import Quiet
 from noisewise.training.run import Run, default_folder, dry_run, train
 from tests.training.tiny import DIT, differing, own, tiny
 
 
-class Heard(Quiet):
+class Heard(Progress):
     """Remembers what the user would be told."""
 
     def __init__(self) -> None:
@@ -208,30 +208,11 @@ def test_epochs_are_resolved_by_the_data_and_resumed(tmp_path):
     assert differing(final(folder, 15), final(in_steps, 15)) == []
 
 
-def test_a_dry_run_needs_no_data_for_epochs():
-    said = dry_run(tiny(epochs=3, data=DataConfig(source="array", path="nowhere.npy", shape=(1, 8, 8))))
-    assert said["parameters"] > 0
-
-
 def test_resuming_where_nothing_is_begins(tmp_path):
     heard = Heard()
     folder = train(tiny(out=str(tmp_path / "new")), resume=True, progress=heard)
     assert [row["step"] for row in rows_of(folder)] == [4, 8, 12]
     assert not heard.messages
-
-
-def test_a_folder_with_a_run_is_not_overwritten(plain):
-    config, folder = plain
-    with pytest.raises(FileExistsError, match=r"holds a run already: continue it with --resume, or give another --out"):
-        train(config)
-    assert len(rows_of(folder)) == 3
-
-
-def test_a_run_is_not_resumed_with_other_settings(plain):
-    config, _ = plain
-    changed = replace(config, batch=8, sampler="uniform")
-    with pytest.raises(ValueError, match=r"sampler: adaptive:warmup=2,every=2 -> uniform.*batch: 16 -> 8.*--out"):
-        train(changed, resume=True)
 
 
 def test_a_run_is_resumed_with_a_lower_learning_rate(plain, tmp_path):
@@ -311,15 +292,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_left_where_it_is(plain):
     assert names_in(folder / "checkpoints") == ["step-00000012", "step-00000013"]
 
 
-def test_a_folder_in_use_is_refused(tmp_path):
-    config = tiny(out=str(tmp_path / "run"))
-    first = Run(config)
-    with pytest.raises(RuntimeError, match="in use by another process: wait for it, or give another --out"):
-        Run(config, resume=True)
-    first.close()
-    Run(config, resume=True).close()
-
-
 def test_a_start_that_fails_may_be_repeated(tmp_path):
     """The first try names data that are not there: its folder must not stand in the way of the second."""
     config = tiny(out=str(tmp_path / "run"), data=DataConfig(source="array", path=str(tmp_path / "missing.npy")))
@@ -339,15 +311,6 @@ def test_a_start_that_fails_in_its_first_step_may_be_repeated(error, tmp_path, m
             train(config)
     folder = train(replace(config, batch=8))
     assert rows_of(folder)[-1]["step"] == 12
-
-
-def test_a_start_that_was_interrupted_may_be_repeated(tmp_path, monkeypatch):
-    config = tiny(out=str(tmp_path / "run"))
-    with monkeypatch.context() as broken:
-        broken.setattr("noisewise.training.run.build_parts", raising(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            train(config)
-    assert rows_of(train(config))[-1]["step"] == 12
 
 
 def raising(error):
@@ -376,17 +339,12 @@ def test_what_cannot_be_saved_is_known_before_the_first_step(tmp_path):
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_unknown_trackers_are_refused_before_anything_is_made(tmp_path):
-    config = logged(tiny(out=str(tmp_path / "run")), trackers=["tensorbored"])
-    with pytest.raises(ValueError, match="tensorbored"):
+@pytest.mark.parametrize("name", ["aim", "tensorbored"])
+def test_a_tracker_that_is_not_installed_or_not_known_is_named_before_anything_is_made(name, tmp_path):
+    config = logged(tiny(out=str(tmp_path / "run")), trackers=[name])
+    with pytest.raises(ValueError, match=name):
         train(config)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_tracker_that_is_not_installed_is_named(tmp_path):
-    config = logged(tiny(out=str(tmp_path / "run")), trackers=["aim"])
-    with pytest.raises(ValueError, match=r"tracker 'aim' is not installed or not known: pip install it, or .*metrics\.jsonl"):
-        train(config)
 
 
 def blown_up(config, at, **checkpoints):
@@ -476,27 +434,6 @@ def test_a_run_goes_on_from_the_checkpoint_that_it_is_told(plain):
         Run(replace(config, steps=20), resume=True, step=17)
 
 
-def test_training_that_diverges_keeps_the_last_good_checkpoint(tmp_path):
-    config = tiny(out=str(tmp_path / "run"), model=own("Poisoned"), steps=40, max_bad_steps=4)
-    config = replace(config, checkpoint=replace(config.checkpoint, every=5))
-    run = Run(config)
-    walk = run.advance()
-    while next(walk) < 11:
-        pass
-    run.trainer.model.high = 1000
-    with pytest.raises(Diverged, match="4 steps in a row"):
-        list(walk)
-    run.close()
-    assert checkpoint.newest_name(run.folder.checkpoints) == "step-00000010"
-    resumed = Run(config, resume=True)
-    assert resumed.trainer.step == 10
-    for _ in resumed.advance():
-        pass
-    assert resumed.trainer.step == 40
-    assert int(resumed.trainer.guard.skipped) == 0
-    resumed.close()
-
-
 def test_the_default_folder_tells_specs_apart():
     specs = ["mode:scale=0.5", "mode:scale=-0.5", "adaptive", "adaptive+minsnr", "adaptive:target=(minsnr)", "uniform"]
     names = {default_folder(tiny(sampler=spec)).name for spec in specs}
@@ -567,15 +504,9 @@ def test_a_conditional_model_needs_labels(tmp_path):
         train(tiny(out=str(tmp_path / "run"), data=data, model=ModelConfig(name="dit", options=DIT, conditional=True)))
 
 
-def test_a_module_of_ones_own_trains(tmp_path):
-    config = tiny(out=str(tmp_path / "run"), model=own("Own", width=16), steps=60, optimizer=OptimizerConfig(lr=1e-2))
-    rows = rows_of(train(replace(config, log=replace(config.log, every=10))))
-    assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
-
-
 def test_a_dry_run_makes_no_folder_and_needs_no_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = dry_run(tiny(data=DataConfig(source="cifar10", path="no/where", shape=(3, 8, 8), classes=10)))
+    said = dry_run(tiny(epochs=3, data=DataConfig(source="cifar10", path="no/where", shape=(3, 8, 8), classes=10)))
     assert said["sample_shape"] == [3, 8, 8]
     assert list(tmp_path.iterdir()) == []
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import noisewise
-from noisewise.training.options import as_yaml, load_config, load_preset
+from noisewise.training.options import load_config, load_preset
 from noisewise.training.run_folder import RunFolder, environment, git_state, read_rows, replace_file
 
 HOLD = """
@@ -134,11 +134,6 @@ def test_a_run_is_resumed_with_other_settings_where_they_may_change_and_writes_t
     assert len(rows_of(folder.path / "environment.jsonl")) == 2
 
 
-def test_resuming_what_is_not_there_begins_it(folder):
-    folder.begin(load_preset("digits"), resume=True)
-    assert folder.config_file.exists()
-
-
 def test_other_pinned_settings_are_refused_with_their_names(folder):
     folder.begin(load_preset("digits"), resume=False)
     folder.end()
@@ -152,17 +147,6 @@ def test_other_pinned_settings_are_refused_with_their_names(folder):
     )
     assert folder.config_file.read_text() == before
     folder.begin(load_preset("digits"), resume=True)  # the failure has not locked it
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("", "config.yaml: there are no settings"), ("steps: [", "config.yaml: this is no YAML"), ("foreign: 1", "'foreign'")],
-)
-def test_settings_that_cannot_be_read_are_an_error_that_says_so(text, message, folder):
-    folder.path.mkdir(parents=True)
-    folder.config_file.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        folder.begin(load_preset("digits"), resume=True)
 
 
 # The lock
@@ -254,10 +238,6 @@ def test_a_row_after_a_torn_one_is_kept(folder):
         assert [row["step"] for row in folder.metrics()] == steps
 
 
-def test_no_file_has_no_rows(tmp_path):
-    assert read_rows(tmp_path / "nothing") == []
-
-
 # Files
 
 
@@ -321,12 +301,6 @@ def test_outside_a_repository_or_without_git_there_is_no_commit(tmp_path, monkey
     assert git_state() is None
     monkeypatch.setenv("PATH", "")
     assert git_state() is None
-
-
-def test_the_settings_are_readable_without_this_package(folder):
-    folder.begin(load_preset("digits"), resume=False)
-    assert folder.config_file.read_text() == as_yaml(load_preset("digits"))
-    assert "  lr: 0.003\n" in folder.config_file.read_text()
 
 
 BAD_LINES = {

@@ -4,9 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-import noisewise
-from noisewise.processes import DDPM
-from noisewise.samplers import SAMPLERS
 from noisewise.training.checkpoint import CheckpointError, load, save
 from noisewise.training.config import OptimizerConfig
 from noisewise.training.optimizer import make_optimizer
@@ -79,18 +76,6 @@ def test_a_loaded_module_shares_no_memory_with_what_was_loaded():
     with torch.no_grad():
         new.inner.weight.zero_()
     assert old.inner.weight.abs().sum() > 0
-
-
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if name in ("uniform", "adaptive", "loss_moment", "loss_adaptive")])
-def test_a_sampler_with_its_extra_state_comes_back(name, tmp_path):
-    old, new = (noisewise.recipe(name, DDPM.linear(100), seed=0).sampler for _ in range(2))
-    for _ in range(3):
-        draw = old.sample(8)
-        with old.observe(draw, draw.u):
-            pass
-    load_module(new, through_disk(module_tensors(old), tmp_path), "sampler")
-    assert new.step == old.step == 3
-    assert torch.equal(new.sample(8).u, old.sample(8).u)
 
 
 @pytest.mark.parametrize(

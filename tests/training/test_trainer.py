@@ -141,11 +141,6 @@ def test_accumulated_gradients_are_the_mean_over_all_micro_batches():
     assert trainer.guard.loss_sum > 0
 
 
-def test_a_batch_that_does_not_divide_is_refused():
-    with pytest.raises(ValueError, match="batch=16 does not divide into accumulation=3"):
-        trainer_of(tiny(accumulation=3))
-
-
 def test_a_step_that_is_not_finite_leaves_model_and_optimizer_as_they_were():
     trainer = trainer_of(tiny(model=own("Poisoned", low=300, high=340), steps=60, sampler="adaptive:warmup=2,every=2"))
     skipped = 0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from noisewise.training.plain_files import writing
 from noisewise.training.run_folder import replace_file
-from noisewise.training.writing import writing
 
 
 def said(path, act):

@@ -9,8 +9,7 @@
 Direction: u = 0 is the least noise here. In diffusers' flow scripts u = 0 is the *most* noise; the replacements keep theirs.
 """
 
-from noisewise.integrations.diffusers.flow import ShiftedFlow
-from noisewise.integrations.diffusers.schedulers import read_scheduler
+from noisewise.integrations.diffusers.schedulers import ShiftedFlow, read_scheduler
 from noisewise.integrations.diffusers.training_utils import (
     DensityWeight,
     compute_density_for_timestep_sampling,

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from noisewise import recipes
-from noisewise.integrations.diffusers.flow import ShiftedFlow
-from noisewise.integrations.diffusers.schedulers import table_prediction
+from noisewise.integrations.diffusers.schedulers import ShiftedFlow, table_prediction
 from noisewise.levels import middles, visible
 from noisewise.objective import LOG_SNR_LIMIT, Objective, eps_error_per_prediction_error
 from noisewise.processes import Flow

@@ -27,8 +27,8 @@ ROWS = 256  # in one evaluation of many points, to bound its memory
 
 @lru_cache(maxsize=16)
 def _rule(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes and weights of the rule on [0, 1], and the left ends of the cells."""
-    both = [*NODES, *((-node, weight) for node, weight in reversed(NODES))]
+    """Nodes and weights of the rule on [0, 1], with the right end as a node that counts nothing; left ends of the cells."""
+    both = [*NODES, *((-node, weight) for node, weight in reversed(NODES)), (1.0, 0.0)]
     nodes, weights = torch.tensor(both, dtype=torch.float64).unbind(1)
     left = torch.arange(CELLS, dtype=torch.float64) * (2 * END / CELLS) - END
     return ((nodes + 1) / 2).to(device, dtype), (weights / 2).to(device, dtype), left.to(device, dtype)
@@ -46,14 +46,15 @@ class BetaRows:
     def __init__(self, ab: Tensor, floor: float = 0.0, inside: tuple[float, float] = (0.0, 1.0)) -> None:
         self.ab, self.floor, self.inside = wide(ab), floor, inside
         self.a, self.b = self.ab.unbind(1)
-        self.log_beta = torch.lgamma(self.a) + torch.lgamma(self.b) - torch.lgamma(self.a + self.b)
+        self.total = self.a + self.b
+        self.log_scale = torch.lgamma(self.total) - torch.lgamma(self.a) - torch.lgamma(self.b)  # -log B(a, b)
 
     def log_density(self, u: Tensor) -> Tensor:
         """log q(u), one u a row; its gradient reaches `ab`."""
         low, high = self.inside
         place = (wide(u) - low) / (high - low)
         x = place.clamp(LEAST, 1 - LEAST)
-        log_beta = (self.a - 1) * torch.log(x) + (self.b - 1) * torch.log1p(-x) - self.log_beta - math.log(high - low)
+        log_beta = (self.a - 1) * torch.log(x) + (self.b - 1) * torch.log1p(-x) + self.log_scale - math.log(high - low)
         log_beta = torch.where((place >= 0) & (place <= 1), log_beta, -math.inf)
         return log_beta if self.floor == 0 else torch.log((1 - self.floor) * torch.exp(log_beta) + self.floor)
 
@@ -63,9 +64,9 @@ class BetaRows:
 
     def entropy(self) -> Tensor:
         """Of each Beta, in nats; without the floor."""
-        a, b, total = self.a, self.b, self.a + self.b
+        a, b, total = self.a, self.b, self.total
         inner = (a - 1) * torch.digamma(a) + (b - 1) * torch.digamma(b) - (total - 2) * torch.digamma(total)
-        return self.log_beta - inner
+        return -self.log_scale - inner
 
     @torch.no_grad()
     def quantile(self, v: Tensor) -> Tensor:
@@ -87,21 +88,22 @@ class BetaRows:
     # In z, of Beta alone --------------------------------------------------------------------------------------------
 
     def _bell(self, z: Tensor) -> Tensor:
-        """The density of z = logit(u); z is (B, ...)."""
-        a, b, log_beta = (one.view(-1, *[1] * (z.ndim - 1)) for one in (self.a, self.b, self.log_beta))
-        return torch.exp(a * torch.nn.functional.logsigmoid(z) + b * torch.nn.functional.logsigmoid(-z) - log_beta)
+        """The density of z = logit(u), exp(a z - (a + b) log(1 + exp z)) / B(a, b), in few kernels; z is (B, ...)."""
+        a, total, log_scale = (one.view(-1, *[1] * (z.ndim - 1)) for one in (self.a, self.total, self.log_scale))
+        return torch.addcmul(torch.addcmul(log_scale, a, z), total, torch.nn.functional.softplus(z), value=-1).exp_()
 
-    def _integral(self, left: Tensor, right: Tensor) -> Tensor:
-        """Of the bell, over intervals no wider than a cell."""
+    def _integral(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the bell, over intervals no wider than a cell; and the bell at their right ends."""
         nodes, weights, _ = _rule(self.a.device, self.a.dtype)
         width = right - left
-        return width * (self._bell(left[..., None] + width[..., None] * nodes) * weights).sum(-1)
+        values = self._bell(torch.addcmul(left[..., None], width[..., None], nodes))
+        return width * (values * weights).sum(-1), values[..., -1]
 
     def _cumulative(self) -> tuple[Tensor, Tensor]:
         """(B, CELLS): the mass of each cell, and all that lies below its right end."""
         left = _rule(self.a.device, self.a.dtype)[2].expand(len(self.a), -1)
-        mass = self._integral(left, left + 2 * END / CELLS)
-        below = torch.exp(self.a * math.log(LEAST) - self.log_beta) * (1 / self.a - (self.b - 1) * LEAST / (self.a + 1))
+        mass = self._integral(left, left + 2 * END / CELLS)[0]
+        below = torch.exp(self.a * math.log(LEAST) + self.log_scale) * (1 / self.a - (self.b - 1) * LEAST / (self.a + 1))
         return mass, below[:, None] + mass.cumsum(1)
 
     def _quantile(self, v: Tensor) -> Tensor:
@@ -113,8 +115,8 @@ class BetaRows:
         right = left + 2 * END / CELLS
         z = torch.lerp(left, right, (wanted / inside.clamp(min=1e-300)).clamp(0, 1))
         for _ in range(NEWTON):
-            z = z - (self._integral(left, z) - wanted) / self._bell(z).clamp(min=1e-300)
-            z = torch.minimum(torch.maximum(z, left), right)
+            found, slope = self._integral(left, z)
+            z = (z - (found - wanted) / slope.clamp(min=1e-300)).clamp(left, right)
         return torch.sigmoid(z)
 
     @torch.no_grad()
@@ -125,5 +127,5 @@ class BetaRows:
         cell = ((z + END) * (CELLS / (2 * END))).long().clamp(0, CELLS - 1)
         left = _rule(u.device, u.dtype)[2][cell]
         rows = len(self.a)
-        value = (cumulative - mass)[:, cell] + self._integral(left.expand(rows, -1), z.expand(rows, -1))
+        value = (cumulative - mass)[:, cell] + self._integral(left.expand(rows, -1), z.expand(rows, -1))[0]
         return torch.where(u <= 0, 0.0, torch.where(u >= 1, 1.0, value.clamp(0, 1)))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.feedback import Snapshot, check_evaluation, evaluate, preserved_random_state, set_aside_gradients
+from noisewise.feedback import Snapshot, differentiate, evaluate, preserved_random_state, set_aside_gradients
 from noisewise.levels import check_size
 from noisewise.samplers.adaptive.estimator import Estimator
 from noisewise.samplers.base import Draw, LossAt
@@ -108,6 +108,7 @@ class LookaheadEstimator(Estimator):
         gains = self.measure(sampler, draw.rows, draw.u.device, loss_at)
         finite = torch.isfinite(gains)
         sampler.skipped.note((~finite).sum())
+        sampler.skipped.warn()
         self.latest.copy_(torch.where(finite, gains, self.latest))
         decay = torch.where(self.events > 0, self.decay, torch.zeros_like(self.gains))
         self.gains.copy_(torch.where(finite, self.gains * decay + gains * (1 - decay), self.gains))
@@ -131,7 +132,8 @@ class LookaheadEstimator(Estimator):
                     with preserved_random_state(key >> 1), torch.enable_grad():  # every trial sees the same noise
                         for step in range(self.horizon):
                             optimizer.zero_grad(set_to_none=True)
-                            backward(self._trial_loss(sampler, stratum, batch, device, loss_at, stream_key(key, step)))
+                            u, weight = self._trial_draw(sampler, stratum, batch, device, stream_key(key, step))
+                            differentiate(loss_at, torch.arange(batch, device=device), u, weight, backward)
                             optimizer.step()
                     outcomes.append(self._target(sampler, batch, device, loss_at, key))
                     snapshot.restore()
@@ -139,21 +141,21 @@ class LookaheadEstimator(Estimator):
                 snapshot.restore()
         return before - torch.stack(outcomes)
 
-    def _trial_loss(
-        self, sampler: "AdaptiveSampler", stratum: int, batch: int, device: torch.device, loss_at: LossAt, key: int
-    ) -> Tensor:
-        """The training loss of one step, its u drawn from (1 - share) q + share uniform(stratum)."""
+    @torch.no_grad()
+    def _trial_draw(
+        self, sampler: "AdaptiveSampler", stratum: int, batch: int, device: torch.device, key: int
+    ) -> tuple[Tensor, Tensor]:
+        """u of one step, drawn from (1 - share) q + share uniform(stratum), and what its losses count in the training loss."""
         v = uniforms(key, batch, device)
         low, high = self.edges[stratum], self.edges[stratum + 1]
         inside = (v / self.share).clamp(max=1 - 2.0**-24)
         outside = ((v - self.share) / max(1 - self.share, 1e-9)).clamp(2.0**-24, 1 - 2.0**-24)
         u = torch.where(v < self.share, low + inside * (high - low), sampler.table.draw(outside)[0])
         density = (1 - self.share) * sampler.table.density(u) + self.share * ((u >= low) & (u < high)) / (high - low)
-        losses = check_evaluation(loss_at(torch.arange(batch, device=device), u), u)
         mass = (1 - self.share) * sampler.table.mass
         mass = mass + self.share * (torch.arange(len(mass), device=device) == stratum)
         weight = sampler._weight(u, density, (mass, mass / sampler.table.widths))
-        return (weight * sampler.in_training(losses, u)).mean()
+        return u, sampler.in_training(weight, u) / batch
 
     @torch.no_grad()
     def _target(self, sampler: "AdaptiveSampler", batch: int, device: torch.device, loss_at: LossAt, key: int) -> Tensor:

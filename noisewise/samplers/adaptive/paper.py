@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.feedback import KeptParameters, check_pairing, in_float32
+from noisewise.feedback import KeptParameters, check_pairing
 from noisewise.samplers.adaptive.beta import BetaRows
-from noisewise.samplers.adaptive.reinforce import Probe, ReinforceEstimator
+from noisewise.samplers.adaptive.reinforce import ReinforceEstimator
 from noisewise.samplers.base import Draw, LossAt
 
 if TYPE_CHECKING:
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 
 class ExactBeta(ReinforceEstimator):
-    """Draws from Beta itself, its exact log-density, and probes in float32; settings are those of `ReinforceEstimator`."""
+    """Draws from Beta itself, its exact log-density, and probes in float32 unless told otherwise; settings are those of
+    `ReinforceEstimator`."""
 
+    usual_precision = "float32"
     entropy_gradient = False  # the paper's entropy is a number beside the reward
 
     def inside(self) -> tuple[float, float]:
@@ -46,15 +48,6 @@ class ExactBeta(ReinforceEstimator):
     def masses(self, x0: Tensor) -> Tensor:
         ab, finite = self._beta(x0)
         return BetaRows(torch.where(finite[:, None], ab, 1.0), inside=self.inside()).masses(self.edges).float()
-
-    def prober(self, sampler: "AdaptiveSampler", draw: Draw, loss_at: LossAt, stream: int = 5) -> Probe:
-        probe = super().prober(sampler, draw, loss_at, stream)
-
-        def exact(rows: Tensor, u: Tensor) -> Tensor:
-            with in_float32(sampler.model):
-                return probe(rows, u)
-
-        return exact
 
     def merit(self, sampler: "AdaptiveSampler", draw: Draw, x0: Tensor, advantage: Tensor) -> Tensor:
         rows = self.rows(sampler, x0)

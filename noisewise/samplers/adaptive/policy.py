@@ -101,15 +101,18 @@ class Adam(nn.Module):
 
     @torch.no_grad()
     def step(self, parameters: Sequence[Tensor], gradient: Tensor) -> None:
-        """One step along a flat gradient, whose norm is cut to `clip` first."""
-        gradient = gradient * (self.clip / gradient.norm().clamp(min=self.clip))
-        self.count += 1
+        """One step along a flat gradient, whose norm is cut to `clip` first; none if it is not finite."""
+        usable = torch.isfinite(gradient).all()
+        gradient = torch.where(usable, gradient * (self.clip / gradient.norm().clamp(min=self.clip)), 0.0)
+        share = usable.to(self.mean)
+        self.count += usable
         count = self.count.float()  # a power of a whole number would be in torch's default precision
-        self.mean.lerp_(gradient, 0.1)
-        self.square.lerp_(gradient**2, 0.001)
+        self.mean.lerp_(gradient, 0.1 * share)
+        self.square.lerp_(gradient**2, 0.001 * share)
         update = self.mean / (1 - 0.9**count) / ((self.square / (1 - 0.999**count)).sqrt() + 1e-8)
+        update = torch.where(usable, self.lr * update, 0.0)
         for parameter, part in zip(parameters, update.split([parameter.numel() for parameter in parameters]), strict=True):
-            parameter.sub_(self.lr * part.view_as(parameter))
+            parameter.sub_(part.view_as(parameter))
 
     def reset(self) -> None:
         for buffer in self.buffers():

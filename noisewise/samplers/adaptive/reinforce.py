@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.feedback import check_pairing, evaluate
+from noisewise.feedback import PRECISIONS, at_precision, check_pairing, evaluate
 from noisewise.levels import check_size
 from noisewise.running import LARGEST
 from noisewise.samplers.adaptive.estimator import Estimator
@@ -54,12 +54,15 @@ class ReinforceEstimator(Estimator):
         scale_free: reward decreases of the log-loss instead of the loss; the target then cancels.
         probe_batch: the most samples to evaluate in one call of the model; by default 8 times the training batch, which
             without gradients takes less memory than a training step.
+        precision: what the model computes in when it is probed, "float32" (without TF32), "tf32" or "bf16"; by default as
+            `loss_at` has it, and float32 for the settings of the paper.
     """
 
     strata = 100
     probes = True
     paired = True  # the same noise before and after the step
     least = 2  # rows in the queue before the policy moves: S is then selected
+    usual_precision: str | None = None  # of probes; None leaves it to loss_at
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class ReinforceEstimator(Estimator):
         normalise: bool = True,
         scale_free: bool = False,
         probe_batch: int | None = None,
+        precision: str | None = None,
     ) -> None:
         super().__init__()
         strata = len(edges) - 1
@@ -97,7 +101,10 @@ class ReinforceEstimator(Estimator):
         self.hidden, self.depth, self.lr = hidden, depth, lr
         if probe_batch is not None and probe_batch < 1:
             raise ValueError(f"probe_batch must be >= 1, got {probe_batch}")
+        if precision not in (None, *PRECISIONS):
+            raise ValueError(f"unknown precision {precision!r} of probes: choose one of {', '.join(PRECISIONS)}")
         self.normalise, self.scale_free, self.probe_batch = normalise, scale_free, probe_batch
+        self.precision = self.usual_precision if precision is None else precision
         self.select = get_selection(selection)
         self.conditional = policy == "beta"
         self.register_buffer("edges", edges.clone(), persistent=False)
@@ -205,7 +212,8 @@ class ReinforceEstimator(Estimator):
     def prober(self, sampler: "AdaptiveSampler", draw: Draw, loss_at: LossAt, stream: int = 5) -> Probe:
         """(rows, u) to losses, with the same noise at every call."""
         key = stream_key(sampler.seed, sampler.step, distributed.rank(), stream) >> 1
-        return partial(evaluate, loss_at, most=self.probe_batch or 8 * draw.rows, seed=key, model=sampler.model)
+        precise = at_precision(loss_at, self.precision, sampler.model)
+        return partial(evaluate, precise, most=self.probe_batch or 8 * draw.rows, seed=key, model=sampler.model)
 
     def one_at_all(self, sampler: "AdaptiveSampler", draw: Draw) -> tuple[Tensor, Tensor]:
         """One row of the batch at the middles of all strata."""
@@ -248,11 +256,11 @@ class ReinforceEstimator(Estimator):
             self.selected.copy_(self.select(self.queue[-int(self.filled) :], self.chosen))
 
     def _update_policy(self, sampler: "AdaptiveSampler", draw: Draw, rewards: Tensor) -> None:
+        """One step of the policy, unless there is nothing finite to learn from; that is decided on the device, as waiting for
+        it would leave it idle."""
         finite = torch.isfinite(rewards)
         rewards = torch.where(finite, rewards, 0.0).double()
         n, total, squares = distributed.gather_sum(torch.stack([finite.double(), rewards, rewards**2]).sum(1))
-        if float(n) == 0:
-            return
         advantage = self._advantage(rewards.float(), (total / n).float(), (squares / n).float())
         x0 = draw.u.new_zeros(draw.rows, 1) if draw.x0 is None else draw.x0[-draw.rows :]
         with torch.enable_grad():
@@ -262,15 +270,13 @@ class ReinforceEstimator(Estimator):
             parameters = list(policy.parameters())
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
             policy.requires_grad_(False)
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        flat = distributed.gather_sum(flat)
-        if not bool(torch.isfinite(flat).all()):
-            sampler.skipped.note(torch.ones((), device=flat.device))
-            return
+        flat = distributed.gather_sum(torch.cat([gradient.flatten() for gradient in gradients]))
+        usable = torch.isfinite(flat).all()
+        sampler.skipped.note(~usable & (n > 0))
         adam.step(parameters, flat)
         with torch.no_grad():
-            updated = self.masses(x0).double().sum(0)
-            sampler.settle(distributed.gather_sum(updated))
+            updated = distributed.gather_sum(self.masses(x0).double().sum(0))
+            sampler.settle(torch.where(usable, updated, torch.nan))  # which is no density, and changes nothing
 
     def merit(self, sampler: "AdaptiveSampler", draw: Draw, x0: Tensor, advantage: Tensor) -> Tensor:
         """(B,), whose gradient the policy climbs."""
@@ -288,7 +294,8 @@ class ReinforceEstimator(Estimator):
         if not self.normalise:
             return rewards
         rate = 0.1
-        self.reward.lerp_(torch.stack([mean, square, torch.ones_like(mean)]), rate)
+        latest = torch.stack([mean, square, torch.ones_like(mean)])
+        self.reward.lerp_(torch.where(torch.isfinite(latest).all(), latest, self.reward), rate)
         baseline, second = self.reward[0] / self.reward[2], self.reward[1] / self.reward[2]
         deviation = (second - baseline**2).clamp(min=0).sqrt()
         return (rewards - baseline) / deviation.clamp(min=1e-12)

@@ -4,6 +4,7 @@ Estimators differ in how they learn; strata, floor, target, correction and state
 """
 
 import inspect
+import math
 import warnings
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisewise.feedback import replayed
 from noisewise.levels import check_size
 from noisewise.objective import Objective
 from noisewise.processes import Process
-from noisewise.samplers.adaptive.estimator import Estimator
+from noisewise.samplers.adaptive.estimator import Estimator, LossEstimator
 from noisewise.samplers.adaptive.lookahead import LookaheadEstimator
-from noisewise.samplers.adaptive.loss import LossEstimator
 from noisewise.samplers.adaptive.reinforce import ReinforceEstimator
 from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.correction import Correction
@@ -38,19 +39,16 @@ class AdaptiveSampler(Learner):
         process: the objective, that is the noising process and what the model predicts; or the process alone, if the model
             predicts what is usual there, as in `Objective(process)`.
         estimator: how to learn; one of `ESTIMATORS`, or a class. Its own settings may follow as keywords.
-        floor: the share of uniform mass, so that no noise level is ever starved; by default the estimator's own: 0.35 for
-            `loss`, where it also bounds the importance weights (docs/adaptive.md), and 0.2 for the others.
-        strata: how many intervals of u are told apart (no more than a discrete process has timesteps); by default as many as
-            suit the estimator.
+        floor: the share of uniform draws, so that no noise level is starved and importance weights stay bounded; by default
+            0.35 for `loss`, 0.2 for the others.
+        strata: how many intervals of u, at most one a timestep; by default the estimator's own.
         over: "u" for intervals of equal reference probability, "log_snr" for intervals of equal log SNR.
-        correction: importance weights; by default the estimator's own: "target" for `loss`, so that the target is what is
-            trained, and "none" for the others, where the sampler is the weighting.
-        target: the weighting of the objective that is to fall; by default the loop's own `weighting`. Without one it is
-            Min-SNR where the correction is "target": with it U-Nets made better pictures (docs/adaptive.md).
-        draws: how the numbers of a batch are made; in strata by default, so that each batch has its share of every noise level:
-            the same density with less noise, for nothing (docs/adaptive.md).
-        collapse: the learned density's effective width, exp(entropy), below which it counts as collapsed: a warning is given,
-            the density goes back to uniform and the estimator starts anew.
+        correction: importance weights; by default "target" for `loss`, which trains the target, and "none" for the others,
+            where the sampler is the weighting.
+        target: the weighting of the objective to lower; by default the loop's `weighting`. Without one it is Min-SNR where
+            the correction is "target", and the plain loss otherwise.
+        draws: how a batch is drawn; by default in strata, so that each batch has its share of every noise level.
+        collapse: a density narrower than this, exp(entropy), goes back to uniform with a warning, and is learned anew.
         settings: `weighting`, `objective` and `seed` of all learning samplers; the estimator's own.
     """
 
@@ -106,13 +104,12 @@ class AdaptiveSampler(Learner):
     def settle(self, mass: Tensor) -> None:
         """Take the masses that an estimator has learned (for all data, or the mean over a batch), unless they have collapsed.
 
-        Called at updates only: it waits for the device.
+        Called at updates only: unless `collapse` is 0 it waits for the device.
         """
-        self.skipped.warn()
         mass = mass.detach().double()
         mass = mass / mass.sum().clamp(min=1e-30)
         widths = self.table.widths.double()
-        width = float(torch.exp(-torch.special.xlogy(mass, mass / widths).sum()))
+        width = float(torch.exp(-torch.special.xlogy(mass, mass / widths).sum())) if self.collapse else math.inf
         if width < self.collapse:
             warnings.warn(
                 f"the adaptive sampler has collapsed at step {self.step}: all but {width:.2%} of the noise levels were "
@@ -149,11 +146,15 @@ class AdaptiveSampler(Learner):
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         if x0 is None or not self.conditional:
             return super()._draw(v, None)
-        rows = self.estimator.rows(self, x0)
-        u = rows.quantile(v)
-        density = rows.density(u)
+        u, density = replayed(self._draw_rows, self.estimator, v, x0)
         mass = self.masses(x0) if self.correction.needs_mean else None
         return u, density, self._weight(u, density, None if mass is None else (mass, mass / self.table.widths))
+
+    def _draw_rows(self, v: Tensor, x0: Tensor) -> tuple[Tensor, Tensor]:
+        """u and its density, for a density that depends on the data."""
+        rows = self.estimator.rows(self, x0)
+        u = rows.quantile(v)
+        return u, rows.density(u)
 
     def _kept(self, x0: Tensor | None) -> Tensor | None:
         return x0 if self.conditional else None

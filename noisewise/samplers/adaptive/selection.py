@@ -24,16 +24,10 @@ def correlations(columns: Tensor, target: Tensor) -> Tensor:
     return torch.where(norm > 0, (target @ columns) / norm.clamp(min=1e-300), 0.0).clamp(-1, 1)
 
 
-def f_statistic(columns: Tensor, target: Tensor) -> Tensor:
-    """The univariate F-statistic of each column: r^2 / (1 - r^2) * (n - 2); equal to scikit-learn's `f_regression`."""
-    r2 = correlations(columns.double(), target.double()) ** 2
-    return r2 / (1 - r2).clamp(min=torch.finfo(torch.float64).eps ** 2) * max(len(columns) - 2, 0)
-
-
 def by_f_statistic(changes: Tensor, size: int) -> Tensor:
-    """The columns with the largest F-statistic, as published."""
-    r = correlations(changes.double(), changes.double().sum(1)).abs()  # F grows with |r|, and r tells ties apart at n = 2
-    return r.topk(size).indices
+    """The columns with the largest F-statistic, as published: r^2 / (1 - r^2) (n - 2), which grows with |r|."""
+    changes = changes.double()
+    return correlations(changes, changes.sum(1)).abs().topk(size).indices  # r tells ties apart at n = 2
 
 
 def by_correlation(changes: Tensor, size: int) -> Tensor:

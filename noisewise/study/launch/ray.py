@@ -37,11 +37,11 @@ class Ray(Launcher):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, folder: Path, samplers: int) -> "Ray":
-        import_ray()
+        cls.package("ray", "ray")
         return cls(options.ray, 1 if options.ray_cpus is None else options.ray_cpus, options.ray_gpus)
 
     def launch(self, jobs: Sequence[Job], stop: StopRequest) -> None:
-        ray = import_ray()
+        ray = self.package("ray", "ray")
         begun_here = not ray.is_initialized()
         if begun_here:
             ray.init(address=self.address or "local", include_dashboard=False, log_to_driver=False, logging_level="warning")
@@ -83,12 +83,3 @@ def work_in(folder: str, job: Job) -> str:
 
     os.chdir(folder)
     return work_alone(job)
-
-
-def import_ray() -> Any:
-    """The package, or an error that names the extra."""
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise ValueError("--launcher ray needs Ray: pip install 'noisewise[ray]'") from error
-    return ray

@@ -54,7 +54,7 @@ class Submitted:
 
     def checkpoint(self) -> Any:
         """How submitit goes on with it after a requeue."""
-        return import_submitit().helpers.DelayedSubmission(self)
+        return Launcher.package("submitit", "slurm").helpers.DelayedSubmission(self)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Slurm(Launcher):
         return watched
 
     def _executor(self, timeout: int) -> Any:
-        submitit = import_submitit()
+        submitit = self.package("submitit", "slurm")
         folder = (self.folder / "slurm").resolve()
         settings = {"timeout_min": timeout, "name": f"noisewise-{self.folder.name}", **self.settings}
         named = {key if key in (*GENERAL, "name") else f"slurm_{key}": value for key, value in settings.items()}
@@ -206,12 +206,3 @@ def _output(*command: str) -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def import_submitit() -> Any:
-    """The package, or an error that names the extra."""
-    try:
-        import submitit
-    except ModuleNotFoundError as error:
-        raise ValueError("--launcher slurm needs submitit: pip install 'noisewise[slurm]'") from error
-    return submitit

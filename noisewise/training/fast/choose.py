@@ -9,6 +9,7 @@ from torch import nn
 from noisewise import distributed
 from noisewise.training.components import Parts
 from noisewise.training.config import Config
+from noisewise.training.fast.blocks import fuse_transformer
 from noisewise.training.fast.fuse import fuse
 from noisewise.training.fast.graphs import GraphedStep
 from noisewise.training.step import Step
@@ -23,7 +24,8 @@ def chosen_step(
     """The step that suits device and settings; `tell` is told if a GPU has to do with the plain one."""
     against = why_not(config, accelerator, parts.model)
     if against is None:
-        fuse(parts.model)
+        if not fuse_transformer(parts.model):
+            fuse(parts.model)
         return GraphedStep(config, parts, accelerator, weighting)
     if config.fast == "always":
         raise ValueError(f"fast=always, but the fast path cannot be taken: {against}")

@@ -18,8 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from noisewise.feedback import replaying
 from noisewise.models import with_labels
-from noisewise.samplers import Draw
+from noisewise.samplers import Draw, Sampler
+from noisewise.samplers.base import LossAt
+from noisewise.training.fast import blocks
 from noisewise.training.fast.fuse import unfuse
 from noisewise.training.fast.update import FusedMove, fused_move
 from noisewise.training.step import Step, first_line
@@ -27,6 +30,7 @@ from noisewise.training.step import Step, first_line
 WARM_UP = 3  # steps before the capture: compilation, choice of kernels, state of the optimizer
 MODE = "thread_local"  # other threads may go on using the device, such as one that reads data ahead
 FIELDS = ("u", "time", "weight", "density")
+generators = 0  # how often torch's generator was given another state, which no graph recorded before reads
 
 
 class GraphedStep(Step):
@@ -36,8 +40,13 @@ class GraphedStep(Step):
     fused: FusedMove | None = None  # what moves the weights while it is recorded
     in_graph: FusedMove | None = None  # what the graph then holds
     unrepeatable: str | None = None  # what of the network adds in no fixed order, if anything does
+    pool: Any = None  # of memory, which all graphs share
+    stream: torch.cuda.Stream | None = None  # on which all are recorded
+    try_cudnn = True  # whether attention may be cuDNN's
+    as_a_whole = False  # compile the model at once, though it has blocks that could share their code
 
     def make_ready(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
         if not self.ready:
             self._record(tell)
         if not self.ready:
@@ -47,7 +56,7 @@ class GraphedStep(Step):
         """Capture; where that cannot be done it stays a plain step."""
         tell("compiling and recording the training step: up to two minutes, less the next time")
         try:
-            self.capture()
+            self._capture_somehow(tell)
         except Exception as error:
             if self.config.fast == "always":
                 raise
@@ -57,6 +66,27 @@ class GraphedStep(Step):
             tell(f"the plain path, not the fast one: the step cannot be recorded ({first_line(error)})")
         if self.ready and self.unrepeatable is not None:
             tell(f"a resumed run will be the same up to rounding, not bit for bit: {self.unrepeatable}")
+
+    @property
+    def by_region(self) -> bool:
+        """Whether blocks are compiled, not the model."""
+        return not self.as_a_whole and bool(blocks.regions(self.model))
+
+    def _capture_somehow(self, tell: Callable[[str], None]) -> None:
+        """Capture; a transformer first gives up cuDNN's attention, then kernels of ours and blocks that share their code."""
+        while True:
+            try:
+                return self.capture()
+            except Exception as error:
+                if not self.by_region:
+                    raise
+                if blocks.attends_by_cudnn(self.model):
+                    self.try_cudnn, instead = False, "attention is torch's own"
+                    blocks.attend_by_cudnn(self.model, False)
+                else:
+                    self.as_a_whole, instead = True, "the transformer is compiled as a whole, without kernels of ours"
+                    unfuse(self.model)
+                tell(f"{instead}: what is faster cannot be recorded here ({first_line(error)})")
 
     def capture(self, *, record: bool = True) -> None:
         """Compile, warm up and record, leaving all state of training as it was; raises whatever stands in the way.
@@ -78,18 +108,26 @@ class GraphedStep(Step):
         with self._state_put_back():
             self.run_gradients, self.run_update = self._recorded() if record else (self._gradients, self._update)
         self.gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        from noisewise.training.fast.probes import Probes  # which needs what is defined below
+
+        self.prober = Probes(self, record)
+        self.generators = generators
         self.micro, self.ready = 0, True
 
     def _compiled(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+        if self.by_region:
+            return blocks.compiled_by_region(self.model, self.call)
         compiled = torch.compile(self.model, dynamic=False)
         return with_labels(cast(nn.Module, compiled))
 
     def _recorded(self) -> tuple[Callable[[], None], Callable[[], None]]:
         # on a stream of its own from the first step on: autograd remembers the stream on which a parameter was first used
-        stream = torch.cuda.Stream(self.device)
+        self.stream = stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        gradients, update, pool = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-        with torch.cuda.stream(stream), repeatable_kernels():
+        gradients, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self.pool = pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.stream(stream), repeatable_kernels() if self.config.deterministic else any_kernels():
+            self._choose_attention()
             self._first_gradients()
             for _ in range(WARM_UP):
                 self._gradients()
@@ -117,6 +155,15 @@ class GraphedStep(Step):
     def _fused_move(self) -> FusedMove | None:
         return fused_move(self.optimizer, self.ema.pairs(), self.config.optimizer.clip)
 
+    def _choose_attention(self) -> None:
+        """cuDNN's, where torch would choose it too if it knew that its order of adding does not matter here."""
+        wanted = self.try_cudnn and self.by_region and self.config.deterministic
+        if not wanted or self.accelerator.mixed_precision != "bf16":
+            return
+        with fixed_order():
+            if blocks.cudnn_repeats(self.model, self.config.micro_batch, self.device):
+                blocks.attend_by_cudnn(self.model)
+
     def _first_gradients(self) -> None:
         """Find out whether all of the network can be held to a fixed order of adding."""
         self.unrepeatable = None
@@ -134,7 +181,8 @@ class GraphedStep(Step):
         if self.config.accumulation == 1:
             self.drop_gradients()  # new ones come to lie at the same place in every replay
         losses = self.loss_at(self.x0, self.labels, self.compiled)
-        with fixed_order() if self.unrepeatable is None else nullcontext():  # both passes: they are compiled together
+        fixed = self.config.deterministic and self.unrepeatable is None
+        with fixed_order() if fixed else nullcontext():  # both passes: they are compiled together
             self.micro_losses = self.differentiate(losses, self.u, self.weight)
 
     def _update(self) -> None:
@@ -148,7 +196,18 @@ class GraphedStep(Step):
 
     # What the trainer calls -----------------------------------------------------------------------------------------
 
+    def draw(self, sampler: Sampler, x0: Tensor) -> Draw:
+        if not self.ready:
+            return super().draw(sampler, x0)
+        with replaying(self.prober.replay):
+            return sampler.sample(x0)
+
+    def probes(self, x0: Tensor, labels: Tensor | None) -> LossAt:
+        return self.prober.of(x0, labels) if self.ready else super().probes(x0, labels)
+
     def clear(self) -> None:
+        if self.ready and self.generators != generators:
+            self._record_anew()
         if not self.ready:
             super().clear()
             return
@@ -159,6 +218,15 @@ class GraphedStep(Step):
         if self.running_buffers:
             torch._foreach_copy_(self.buffers_before, self.running_buffers)
         self.micro = 0
+
+    def _record_anew(self) -> None:
+        """The step's graphs would go on with the generator's old state, and so with one noise for good."""
+        reasons, self.ready, self.gradients = self.prober.reasons, False, []
+        del self.prober, self.run_gradients, self.run_update  # their memory is needed again
+        self.drop_gradients()
+        self._record(self.tell)
+        if self.ready:
+            self.prober.reasons = reasons
 
     def _zero_gradients(self) -> None:
         """Also where the graph adds to them while the parameters do not show them (`set_aside_gradients`)."""
@@ -227,6 +295,17 @@ def repeatable_kernels() -> Iterator[None]:
 
 
 @contextmanager
+def any_kernels() -> Iterator[None]:
+    """cuDNN chooses convolutions by trial, also such as add in no fixed order, and torch any attention."""
+    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
 def fixed_order() -> Iterator[None]:
     """In the block torch takes kernels that always add in the same order, slower ones if need be, or raises where it has none.
 
@@ -285,8 +364,10 @@ def recover_generator(device: torch.device) -> None:
     try:
         torch.rand((), device=device)
     except RuntimeError:
+        global generators
         generator = torch.cuda.default_generators[device.index or 0]
         generator.graphsafe_set_state(generator.clone_state())
+        generators += 1
 
 
 def recover_allocator(device: torch.device, pool: tuple[int, int]) -> None:

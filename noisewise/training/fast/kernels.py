@@ -77,7 +77,7 @@ def within_groups(values, CPG: tl.constexpr, GROUPS: tl.constexpr, K: tl.constex
 
 @triton.jit
 def forward(
-    x, shift, gamma, beta, seed, y, centre, rstd, image_stride, pixel_stride, eps,
+    x, shift, gamma, beta, seed, y, centre, rstd, image_stride, pixel_stride, shift_stride, eps,
     HW: tl.constexpr, C: tl.constexpr, CPG: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
     SHIFT: tl.constexpr, SILU: tl.constexpr, P: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
@@ -95,7 +95,9 @@ def forward(
         first += v
         second += v * v
     total = tl.sum(first, 0)
-    moved = tl.load(shift + n * C + c, mask=live, other=0.0).to(tl.float32) if SHIFT else tl.zeros([K], tl.float32)
+    moved = tl.zeros([K], tl.float32)
+    if SHIFT:
+        moved = tl.load(shift + n.to(tl.int64) * shift_stride + c, mask=live, other=0.0).to(tl.float32)
     own = tl.where(live, pivot + moved + total / HW, 0.0)
     mean = within_groups(own, CPG, GROUPS, K) / CPG
     apart = tl.where(live, own - mean, 0.0)

@@ -63,7 +63,7 @@ def _norm(
     x = _pixel_rows(x)
     y = _like(x)
     centre, rstd = (torch.empty(x.shape[:2], dtype=torch.float32, device=x.device) for _ in range(2))
-    given = x if shift is None else shift.contiguous()
+    given = x if shift is None else shift if shift.stride(1) == 1 else shift.contiguous()
     grid, sizes = _share(x, groups, "forward")
     kernels.forward[grid](
         x,
@@ -76,6 +76,7 @@ def _norm(
         rstd,
         x.stride(0),
         x.stride(2),
+        given.stride(0),
         eps,
         SHIFT=shift is not None,
         SILU=silu,

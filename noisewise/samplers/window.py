@@ -1,7 +1,6 @@
-"""Slices of densities: a window of noise levels, and one sampler after another over training."""
+"""Any density, cut to a window of noise levels. Card: docs/methods/window.md."""
 
 import math
-from bisect import bisect_right
 from typing import Any, Literal
 
 import torch
@@ -63,9 +62,6 @@ class Window(Combined):
         if not float(mass.sum()) > 0:
             raise ValueError(f"{type(of).__name__} draws no noise level of the window, u from {start:.4g} to {end:.4g}")
         self.table.set(mass)
-
-    def active(self) -> Sampler:
-        return self.of
 
     def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
         return self._cut().density(u)
@@ -132,37 +128,3 @@ def window_of_u(process: Process, low: float | None, high: float | None, over: s
             f"{least:.4g} to {most:.4g}"
         )
     return start, end
-
-
-class Piecewise(Combined):
-    """One sampler after another: each from its optimizer step on.
-
-    Args:
-        stages: the first step of each and the sampler, such as {0: Uniform(process), 5000: LogitNormal(process)}.
-    """
-
-    def __init__(self, process: Process, stages: dict[int, Sampler], **common: Any) -> None:
-        starts = list(stages)
-        if not starts or starts[0] != 0 or starts != sorted(set(starts)):
-            raise ValueError(f"stages must begin at step 0 and rise from there, got {', '.join(map(str, starts)) or 'none'}")
-        super().__init__(process, list(stages.values()), **common)
-        self.constant = False
-        self.starts = starts
-        for start, stage in stages.items():
-            self.add_module(f"from_{start}", stage)
-
-    def active(self) -> Sampler:
-        stage = self.get_submodule(f"from_{self.starts[bisect_right(self.starts, self.step) - 1]}")
-        assert isinstance(stage, Sampler)
-        return stage
-
-    def advance(self) -> None:
-        active = self.active()
-        self.step, self.micro = self.step + 1, 0
-        active.advance()  # the others' time, and so their warm-up, stands still
-
-    def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.active().density(u, x0)
-
-    def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
-        return self.active().quantile(v, x0)

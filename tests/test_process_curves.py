@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from noisewise.process_increments import gradient, noise_share, scaled_variance_increment, vanishing_point
+from noisewise.process_curves import gradient, noise_share, scaled_variance_increment, vanishing_point
 from noisewise.processes import DDPM, PROCESSES
 
 

@@ -7,7 +7,7 @@ from scipy import stats
 import noisewise
 from noisewise import DDPM, EDM, PROCESSES, Flow, Objective
 from noisewise.samplers import AdaptiveSampler, LogitNormal, Table, Window
-from noisewise.samplers.slices import window_of_u
+from noisewise.samplers.window import window_of_u
 from noisewise.weighting import MinSNR
 
 U = (torch.arange(10_000) + 0.5) / 10_000

@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from noisewise.metrics.uncertainty import t_quantile, two_sided
+from noisewise.metrics.frechet import t_quantile, two_sided
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 30, 1000])
