@@ -78,7 +78,6 @@ MADE: dict[str, Callable[..., str]] = {
     "found-increments": study.increments,
     "fid-sanity": study.fid_sanity,
     # the papers
-    "papers-items": papers.items,
     "papers": papers.found,
     "papers-notes": papers.notes,
     # the code

@@ -244,10 +244,14 @@ def test_change_aware_is_the_papers(make, lam):
     assert (weights[tau:] == 1).all()
 
 
-def test_change_aware_is_cut_where_the_sampler_is():
-    expected, _ = change_aware(DDPM.linear().alphas_cumprod.numpy(), 0.6, tau=700)
-    weights = ChangeAware(tau=700)(Objective(DDPM.linear()), (T.double() + 0.5) / 1000).numpy()
+@pytest.mark.parametrize("make", [DDPM.linear, DDPM.quadratic, DDPM.cosine])
+def test_change_aware_is_cut_where_the_sampler_is(make):
+    expected, _ = change_aware(make().alphas_cumprod.numpy(), 0.6, tau=700)
+    weights = ChangeAware(tau=700)(Objective(make()), (T.double() + 0.5) / 1000).numpy()
     np.testing.assert_allclose(weights, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_change_aware_refuses_a_tau_of_nothing():
     with pytest.raises(ValueError, match="tau must be positive, got 0"):
         ChangeAware(tau=0)
 

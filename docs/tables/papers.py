@@ -8,12 +8,6 @@ from noisewise.papers.arxiv_2411_09998 import SHORT
 from . import rows, table
 
 
-def items() -> str:
-    """What can be repeated."""
-    lines = [[f"`{name}`", study.title] for name, study in STUDIES.items()]
-    return table(["item", "what"], [[cell.replace("|", "\\|") for cell in line] for line in lines])
-
-
 def found(scale: str) -> str:
     """A line for each table and figure: what the paper says, and what we found at a scale."""
     ours: dict[str, dict[str, Any]] = {row["item"]: row for row in rows(f"reproduce_{scale}.jsonl")}

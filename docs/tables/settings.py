@@ -80,7 +80,9 @@ def preset_values(maker: Callable[..., Any]) -> dict[str, Any]:
     values = {name: getattr(estimator, name) for name in ("every", "hidden", "depth", "lr", "entropy", "normalise", "chosen")}
     values |= {"queue": len(estimator.queue), "strata": len(estimator.edges) - 1}
     values |= {"floor": sampler.floor, "correction": str(sampler.correction), "collapse": sampler.collapse}
-    values["target"] = next(name for name, kind in WEIGHTINGS.items() if type(sampler.target) is kind)
+    values["target"] = next(
+        name for name, kind in WEIGHTINGS.items() if isinstance(kind, type) and isinstance(sampler.target, kind)
+    )
     return values
 
 

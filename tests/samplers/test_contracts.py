@@ -79,7 +79,10 @@ def test_density_is_one_and_draws_follow_it(spec, process, fill):
 def cells(u, density, n=25):
     """Counts of draws and their expectation in cells of about equal probability."""
     cumulative = density.cumsum(0) / density.sum()
-    edges = torch.unique((cumulative * n).floor().long(), return_counts=True)[1].cumsum(0)[:-1]
+    places = (cumulative * n).floor().long()
+    if density[-1] > 0:  # what is left where the sum has been rounded up to 1 is too little for a cell of its own
+        places = places.clamp(max=n - 1)
+    edges = torch.unique(places, return_counts=True)[1].cumsum(0)[:-1]
     observed = torch.bincount(torch.bucketize((u.double() * GRID).long(), edges, right=True), minlength=len(edges) + 1)
     expected = torch.stack([part.sum() for part in density.tensor_split(edges.tolist())])
     keep = expected > 1e-9

@@ -158,10 +158,18 @@ def test_the_papers_settings_are_algorithms_1_and_2(make, weight, monkeypatch):
     assert len(seen) > 1  # S has changed, so that another one's rewards would have shown
 
 
+def released_vlb(process):
+    """The code's: at t = 0 its model has the posterior variance of t = 1."""
+    beta, bar = process.betas, process.alphas_cumprod
+    posterior = beta[1] * (1 - bar[0]) / (1 - bar[1])
+    return torch.cat([((1 - bar[0]) / bar[0] / (2 * posterior))[None], vlb(process)[1:]])
+
+
 def test_the_released_settings_are_the_released_code(monkeypatch):
     process = DDPM.quadratic(STEPS)
     loop = Loop(f"released_cifar10:every={EVERY}", process, fixed_noise=False)
-    estimator, c = loop.sampler.estimator, vlb(process)
+    estimator, c = loop.sampler.estimator, released_vlb(process)
+    assert estimator.selected.tolist() == [0, 1, 2]  # until there are two rows
     assert (estimator.hidden, len(estimator.queue), estimator.lr) == (256, 5, 1e-2)
     watched, queue = Watched(loop.sampler, monkeypatch), []
     for k in range(1, 9 * EVERY + 1):
@@ -175,12 +183,10 @@ def test_the_released_settings_are_the_released_code(monkeypatch):
         (rows, u, first), (_, _, second) = loop.calls
         assert float((first - second).abs().min()) > 1e-4  # fresh noise, not a small change
         change = (c[process.time(u)] * (first - second).double()).float()
-        if len(queue) >= 2:
-            assert torch.equal(process.time(u[STEPS:]), selected.repeat_interleave(BATCH))
-            bits = change[STEPS:].view(3, BATCH).sum(0) / math.log(2)
-            watched.check(x0, own, bits, keep_entropy_gradient=True)
-        else:
-            assert watched.gradients == []
+        assert torch.equal(process.time(u[STEPS:]), selected.repeat_interleave(BATCH))
+        bits = change[STEPS:].view(3, BATCH).sum(0) / math.log(2)
+        inside = own.clamp(2.0**-24, 1 - 2.0**-24)  # where the log-density is finite
+        watched.check(x0, inside, bits, keep_entropy_gradient=True)  # from the first update on
         assert len(set(rows[:STEPS].tolist())) == 1
         queue = [*queue, change[:STEPS]][-5:]
         if len(queue) > 2:
@@ -188,6 +194,22 @@ def test_the_released_settings_are_the_released_code(monkeypatch):
             best = SelectKBest(f_regression, k=3).fit(changes, changes.sum(1))
             assert set(estimator.selected.tolist()) == set(best.get_support(indices=True))
     assert len(queue) == 5
+
+
+@pytest.mark.parametrize("make", [DDPM.linear, DDPM.quadratic, DDPM.cosine])
+def test_the_released_bound_is_the_kl_of_the_released_code(make):
+    """KL(q(x_t-1 | x_t, x0) || p), its parts that do not depend on the model left out, over the squared error of eps."""
+    process = make()
+    beta, bar = process.betas, process.alphas_cumprod
+    before = torch.cat([torch.ones(1, dtype=torch.float64), bar[:-1]])
+    posterior = beta * (1 - before) / (1 - bar)
+    variance = torch.cat([posterior[1:2], beta[1:]])
+    of_x0 = beta * before.sqrt() / (1 - bar)  # how much of an error in x0 reaches the mean
+    expected = of_x0**2 * (1 - bar) / bar / (2 * variance)
+    u = (torch.arange(1000) + 0.5) / 1000
+    found = noisewise.recipe("released_cifar10", process).sampler.on_target(torch.ones(1000), u)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+    assert 1.8 < float(found[0] / vlb(process)[0]) < 2
 
 
 @pytest.mark.parametrize("spec", ["paper_cifar10", "released_cifar10"])

@@ -105,9 +105,11 @@ class PaperEstimator(ExactBeta):
 
 
 class ReleasedEstimator(ExactBeta):
-    """As the authors' released code has it: fresh noise before and after the step, S of the update before, rewards that are a
-    sum over S in bits per dimension, the entropy's own gradient left in, t = round(u (T - 1))."""
+    """As the authors' released code has it: fresh noise before and after the step, S of the update before (0, 1, 2 at first:
+    the policy moves from the first update on), rewards that are a sum over S in bits per dimension, the entropy's own gradient
+    left in, t = round(u (T - 1))."""
 
+    least = 0
     paired = False
     entropy_gradient = True
 

@@ -7,20 +7,36 @@ weighting is "part of the schedule-dependent constant c_t").
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from noisewise.processes import DDPM, Process, check_process
 from noisewise.samplers.adaptive.paper import ExactBeta, PaperEstimator, ReleasedEstimator
 from noisewise.samplers.adaptive.sampler import AdaptiveSampler
 from noisewise.samplers.learning import check_weighting
-from noisewise.weighting import VLB
+from noisewise.weighting import VLB, vlb_coefficients
+
+
+class ReleasedBound(VLB):
+    """c_t as in the released code, where the variance of t = 0 is the posterior's of t = 1: c_0 is about twice Eq. 7's."""
+
+    def __init__(self) -> None:
+        super().__init__(normalise=False)
+
+    def table(self, process: Process) -> Tensor:
+        raw = super().table(process)
+        return torch.cat([vlb_coefficients(process, "small")[:1], raw[1:]]) if isinstance(process, DDPM) else raw
 
 
 def _paper(
-    process: Process, settings: dict[str, Any], estimator: type[ExactBeta] = PaperEstimator, **published: Any
+    process: Process,
+    settings: dict[str, Any],
+    estimator: type[ExactBeta] = PaperEstimator,
+    bound: VLB | None = None,
+    **published: Any,
 ) -> AdaptiveSampler:
     if "estimator" in settings:
         raise ValueError("this preset is an estimator of its own: leave estimator out, or write adaptive:estimator=...")
-    bound, weighting = VLB(normalise=False), settings.get("weighting")
+    bound, weighting = VLB(normalise=False) if bound is None else bound, settings.get("weighting")
     common = {
         "strata": check_process(process).steps or 1000,
         "every": 40,
@@ -61,4 +77,4 @@ def paper_imagenet(process: Process, **settings: Any) -> AdaptiveSampler:
 
 def released_cifar10(process: Process, **settings: Any) -> AdaptiveSampler:
     """CIFAR-10 as in the authors' released code, where it differs from the paper: `ReleasedEstimator`, hidden 256, queue 5."""
-    return _paper(process, settings, ReleasedEstimator, hidden=256, queue=5, lr=1e-2)
+    return _paper(process, settings, ReleasedEstimator, ReleasedBound(), hidden=256, queue=5, lr=1e-2)

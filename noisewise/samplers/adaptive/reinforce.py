@@ -61,6 +61,7 @@ class ReinforceEstimator(Estimator):
     strata = 100
     probes = True
     paired = True  # the same noise before and after the step
+    least = 2  # rows in the queue before the policy moves: S is then selected
     usual_precision: str | None = None  # of probes; None leaves it to loss_at
 
     def __init__(
@@ -109,7 +110,7 @@ class ReinforceEstimator(Estimator):
         self.register_buffer("edges", edges.clone(), persistent=False)
         self.register_buffer("queue", torch.zeros(queue, strata, dtype=torch.float32))
         self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("selected", torch.zeros(chosen, dtype=torch.int64))
+        self.register_buffer("selected", torch.arange(chosen))
         self.register_buffer("reward", torch.zeros(3, dtype=torch.float32))  # running mean, square, how much is there
         self.register_buffer("shape", torch.full((8,), NOT_BUILT))
         self.edges: Tensor
@@ -242,7 +243,7 @@ class ReinforceEstimator(Estimator):
         row = distributed.gather_sum(row) / distributed.world_size()
         sampler.skipped.note(distributed.gather_sum((~torch.isfinite(rewards)).sum()) + (~torch.isfinite(row)).any())
         sampler.skipped.warn()
-        if int(self.filled) >= 2:
+        if int(self.filled) >= self.least:
             self._update_policy(sampler, draw, rewards)
         self.push(row)
 

@@ -45,7 +45,8 @@ class Probes:
 
     def __init__(self, step: "GraphedStep", record: bool = True) -> None:
         self.step: GraphedStep = weakref.proxy(step)  # no cycle: a run that ends frees its graphs at once
-        self.record, self._pool = record, None
+        self.record = record
+        self._pool: Any = None  # of memory
         self.parameters = [value for value in step.network.parameters() if value.requires_grad]
         self.reasons: dict[str, str] = {}
         self._known: dict[Hashable, Known] = {}  # latest use last
