@@ -59,6 +59,7 @@ MADE: dict[str, Callable[..., str]] = {
     # speed
     "paths": speed.paths,
     "transformers": speed.transformers,
+    "probe-cost": speed.probes,
     "earlier-paths": speed.earlier_paths,
     "set-up": speed.set_up,
     "profile": speed.profile,

@@ -77,6 +77,16 @@ def transformers() -> str:
     return table(heads, lines)
 
 
+def probes() -> str:
+    """What a step costs with samplers that probe the network, over uniform's."""
+    lines = [
+        [f"`{row['spec']}`", f"{row['ratio']:.2f}", f"{row['by_samples']:.2f}", str(row["recorded"])]
+        for row in rows("probe_cost.jsonl")
+        if row["spec"] != "uniform"
+    ]
+    return table(["sampler", "step over uniform's", "by its samples alone", "recordings"], lines)
+
+
 def earlier_paths() -> str:
     """Steps a second in two runs before, on other machines and with other versions."""
     shown = {"throughput_earlier": (BASELINE, FAST, "fast, benchmark"), "throughput_any_order": (FAST, "graphs")}
