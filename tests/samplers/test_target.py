@@ -1,5 +1,8 @@
 """correction=target: whatever a learning sampler draws, and whatever weighting the loop has, the target is what is trained."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -86,6 +89,17 @@ def test_a_sampler_that_is_loaded_aims_where_the_saved_one_did():
     after = noisewise.recipe("adaptive:warmup=0,every=4,grow=10", objective)
     after.load_state_dict(before.state_dict())
     torch.testing.assert_close(trained(after, objective), trained(before, objective), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda recipe: pickle.loads(pickle.dumps(recipe))])
+def test_a_copy_aims_where_the_state_that_it_loads_does(copied):
+    objective = OBJECTIVES["eps"]
+    before = taught("adaptive:warmup=0,every=4,grow=10", objective)
+    untouched = noisewise.recipe("adaptive:warmup=0,every=4,grow=10", objective)
+    after = copied(untouched)
+    after.load_state_dict(before.state_dict())
+    assert after.sampler.target.gamma == float(before.sampler.gamma) > 5
+    assert untouched.sampler.target.gamma == 5
 
 
 @pytest.mark.parametrize("spec", ["adaptive:grow=0", "adaptive:grow=8+p2", "adaptive:grow=8,correction=none"])

@@ -98,7 +98,6 @@ class AdaptiveSampler(Learner):
                 raise ValueError("grow lets the gamma of a Min-SNR target grow: give none, or target=(minsnr:gamma=5)")
             self.first_gamma = self.target.gamma
             self.register_buffer("gamma", torch.tensor(self.first_gamma, dtype=torch.float64))
-            self.register_load_state_dict_post_hook(lambda *_: self._aim(float(self.gamma)))
         self.register_buffer("collapses", torch.zeros((), dtype=torch.int64))
         self.gamma: Tensor
         self.collapses: Tensor
@@ -140,6 +139,11 @@ class AdaptiveSampler(Learner):
         """Train Min-SNR's objective with this gamma from here on."""
         self.gamma.fill_(gamma)
         self.retarget(MinSNR(gamma))
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        if self.grow is not None:
+            self._aim(float(self.gamma))
 
     # Densities that depend on the data ------------------------------------------------------------------------------
 
