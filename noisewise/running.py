@@ -124,10 +124,11 @@ class RunningLoss(KeepsPrecision):
                 target may well weigh one timestep a thousand times its neighbours.
         """
         where, squares = self._where(u), losses * losses
-        finite, outlier = self._judged(where, squares)
+        weighted = None if weights is None else weights * losses
+        finite, outlier = self._judged(where, squares, weighted)
         self._calls += 1
         ordinary = finite ^ outlier
-        values = torch.stack([losses if weights is None else weights * losses, squares])
+        values = torch.stack([losses if weighted is None else weighted, squares])
         weighted, squares = torch.where(ordinary, values, 0.0)
         rows = torch.stack([ordinary, weighted, squares, ~finite, outlier])
         batch = distributed.gather_sum(torch.where(where[:, None] == self.bins, rows[:, :, None], 0.0).sum(1))
@@ -137,23 +138,23 @@ class RunningLoss(KeepsPrecision):
         self.beyond += batch[4]
         return batch[:4]
 
-    def ordinary(self, u: Tensor, losses: Tensor) -> Tensor:
+    def ordinary(self, u: Tensor, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         """Which of these losses `update` would take in."""
-        finite, outlier = self._judged(self._where(u), losses * losses)
+        finite, outlier = self._judged(self._where(u), losses * losses, None if weights is None else weights * losses)
         return finite ^ outlier
 
     def _where(self, u: Tensor) -> Tensor:
         return torch.bucketize(u, self.edges[1:-1], right=True)
 
-    def _judged(self, where: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
-        """Which losses are finite, and which of those are outliers."""
+    def _judged(self, where: Tensor, squares: Tensor, weighted: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Which losses are finite, also with their weights, and which of those are outliers."""
         count, _, total = self.sums
         limits = (total * (0.0064 * count).add((count - 4) ** -1.5, alpha=500))[where]  # NaN where too few were seen
-        if self._calls < self.first:
+        if self._calls < self.first and len(squares):
             median = squares.sort().values[(len(squares) - 1) // 2]  # NaN counts as large; nanmedian would wait for a GPU
-            limits = torch.where(limits.isnan(), 1e6 * median, limits)
-        finite = squares < LARGEST**2
-        return finite, finite & (squares > limits)
+            limits = torch.where(limits > 0, limits, 1e6 * median)
+        finite = (squares if weighted is None else torch.maximum(squares, weighted * weighted)) < LARGEST**2
+        return finite, finite & (squares > limits) & (limits > 0)  # nothing but zeros so far sets no limit
 
     @property
     def outliers(self) -> Tensor:
@@ -172,7 +173,10 @@ class RunningLoss(KeepsPrecision):
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        state_dict.setdefault(prefix + "beyond", torch.zeros_like(self.beyond))  # saved before there was a limit
+        squares, beyond = (state_dict.pop(f"{prefix}usual.{name}", None) for name in ("sums", "counts"))
+        if squares is not None and prefix + "sums" in state_dict:  # they were kept apart, and those of `sums` weighted
+            state_dict[prefix + "sums"] = torch.cat([state_dict[prefix + "sums"][:2], squares[:1]])
+        state_dict.setdefault(prefix + "beyond", torch.zeros_like(self.beyond) if beyond is None else beyond)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property

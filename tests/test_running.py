@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import torch
 import noisewise
 from noisewise.processes import DDPM
 from noisewise.running import RunningLoss, Skipped, even_edges
+from noisewise.samplers import AdaptiveSampler, LossMoment
 from noisewise.spec import SpecError
+from noisewise.weighting import Weighting
 
 
 def batches(steps=30, n=16, seed=0):
@@ -316,6 +319,16 @@ def test_one_outlier_moves_no_stratum_of_a_density_by_more_than_a_tenth(name, ou
     assert all(bool(torch.isfinite(one).all()) for one in poisoned.state_dict().values())
 
 
+def test_infonoise_takes_no_noisy_level_for_an_outlier():
+    """The error in x0 is the loss times 1 / SNR, which is 20,000 where there is nearly nothing but noise."""
+    sampler = noisewise.recipe("infonoise", DDPM.linear()).sampler
+    for _ in range(100):
+        draw = sampler.sample(128)
+        with sampler.observe(draw, torch.ones(128)):
+            pass
+    assert int(sampler.running.outliers) == 0
+
+
 def test_outliers_are_told_of_once():
     running, _ = settled()
     with warnings.catch_warnings():
@@ -333,6 +346,68 @@ def test_a_state_from_before_there_was_a_limit_is_taken():
     other.load_state_dict(state)
     assert torch.equal(other.sums, running.sums)
     assert int(other.outliers) == 0
+
+
+def test_a_state_with_squares_of_their_own_is_taken():
+    """Squares and outliers used to lie in a part of their own, beside squares of weighted losses."""
+    running, _ = settled()
+    state = running.state_dict()
+    old = {name: value.clone() for name, value in state.items() if name != "beyond"}
+    old |= {"usual.sums": state["sums"][[2, 0]], "usual.counts": torch.full((20,), 3.0)}
+    old["sums"][2] *= 1000
+    other = RunningLoss(even_edges(20))
+    other.load_state_dict(old)
+    assert torch.equal(other.sums, running.sums)
+    assert int(other.outliers) == 60
+
+
+@pytest.mark.parametrize("zeros", [0.6, 0.95])
+def test_losses_that_are_mostly_zero_are_learned(zeros):
+    running, generator = RunningLoss(even_edges(2)), torch.Generator().manual_seed(0)
+    for _ in range(200):
+        u, chance = torch.rand(2, 64, generator=generator)
+        running.update(u, (chance > zeros).float())
+    assert int(running.outliers) == 0
+    np.testing.assert_allclose(running.mean().numpy(), [1 - zeros] * 2, rtol=0.3)
+
+
+def test_an_interval_of_nothing_but_zeros_takes_what_comes():
+    running = RunningLoss(even_edges(1))
+    for loss in (0.0, 1.0):
+        for _ in range(200):
+            running.update(torch.rand(8), torch.full((8,), loss))
+    assert running.mean().item() > 0.9
+
+
+@pytest.mark.parametrize("weight", [math.inf, math.nan, 1e30])
+@pytest.mark.parametrize("make", [AdaptiveSampler, partial(LossMoment, bins=4, history=2)])
+def test_a_weight_that_is_not_finite_leaves_no_trace(make, weight):
+    """Recipes refuse such weights, but a learned one may become infinite."""
+
+    class Learned(Weighting):
+        def __init__(self):
+            super().__init__()
+            self.value = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, objective, u):
+            return torch.where(u > 0.5, self.value, 1.0)
+
+    weighting = Learned()
+    sampler = make(DDPM.linear(100), weighting=weighting)
+    for value in [1.0] * 20 + [weight] * 5 + [1.0] * 20:
+        weighting.value.data.fill_(value)
+        draw = sampler.sample(16)
+        with sampler.observe(draw, 1.5 - draw.u):
+            pass
+    assert int(sampler.skipped.total) > 0
+    assert all(bool(torch.isfinite(one).all()) for one in sampler.state_dict().values())
+
+
+def test_a_batch_of_nothing_changes_nothing():
+    running, _ = settled(steps=20)
+    before = running.sums.clone()
+    running.update(torch.empty(0), torch.empty(0))
+    assert torch.equal(running.sums, before)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -67,7 +67,7 @@ class InfoNoise(Learner):
         yield
         with torch.no_grad():
             log_snr = bounded(self.process.log_snr(draw.u))
-            batch = self.running.update(draw.u, self.objective.per_prediction(losses, draw.u) * (-log_snr).exp())
+            batch = self.running.update(draw.u, self.objective.per_prediction(losses, draw.u), (-log_snr).exp())
             self.skipped.count(batch[3].sum())
             step = self.step + 1
             if step >= self.warmup and step % self.every == 0:

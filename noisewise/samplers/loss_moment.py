@@ -59,8 +59,8 @@ class LossMoment(Learner):
 
     @torch.no_grad()
     def _learn(self, u: Tensor, losses: Tensor, weights: Tensor) -> None:
-        ordinary = self.running.ordinary(u, losses)
-        self.skipped.count(self.running.update(u, losses)[3].sum())
+        ordinary = self.running.ordinary(u, losses, weights)
+        self.skipped.count(self.running.update(u, losses, weights)[3].sum())
         if self.step % LOOK == 0:
             self.skipped.warn()
             self.running.warn()
