@@ -78,6 +78,8 @@ CHANGES = {
     "another type": nn.Module.double,
     "other parameters": lambda module: module.load_state_dict(parts().state_dict(), assign=True),
     "another buffer": lambda module: setattr(module[1][0], "running_mean", torch.zeros(4)),
+    "another part": lambda module: module[1].__setitem__(1, nn.Dropout().eval()),
+    "a part less": lambda module: module.__delitem__(0),
     "another mode of a part": lambda module: module[1][1].train(),
     "a hook": lambda module: module[1].register_forward_hook(lambda *_: None),
     "a hook before": lambda module: module[0].register_forward_pre_hook(lambda *_: None),

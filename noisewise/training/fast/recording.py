@@ -85,19 +85,24 @@ class Recording(Buffered):
 
 
 class Premise:
-    """What recordings of a module rely on: modes of its parts as they were, no hooks, weights and buffers where they were."""
+    """What recordings of a module rely on: its parts and their modes, no hooks, weights and buffers where they were."""
 
     def __init__(self, module: nn.Module) -> None:
         self.parts = list(module.modules())
         self.tensors = [held for part in self.parts for held in (part._parameters, part._buffers) if held]
-        self.modes, self.places = self._modes(), self._places()
+        self.children = [part._modules for part in self.parts if part._modules]
+        self.modes, self.places, self.within = self._modes(), self._places(), self._within()
 
     def holds(self) -> bool:
         hooked = any(part._forward_hooks or part._forward_pre_hooks for part in self.parts)
-        return not hooked and self._modes() == self.modes and self._places() == self.places
+        as_they_were = self._modes() == self.modes and self._places() == self.places and self._within() == self.within
+        return not hooked and as_they_were
 
     def _modes(self) -> list[bool]:
         return [part.training for part in self.parts]
+
+    def _within(self) -> list[int]:
+        return [id(child) for held in self.children for child in held.values()]  # `parts` keeps them alive
 
     def _places(self) -> list[int]:
         return [tensor.data_ptr() for held in self.tensors for tensor in held.values() if tensor is not None]
