@@ -282,7 +282,8 @@ def write(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Of all of them together, also of sharded ones, in float32."""
     if all(_is_plain(one) for one in tensors):
-        return (torch.stack(torch._foreach_norm(list(tensors), dtype=torch.float32)) ** 2).sum()
+        narrow = [one.float() if one.dtype == torch.float64 else one for one in tensors]  # the norm only ever widens
+        return (torch.stack(torch._foreach_norm(narrow, dtype=torch.float32)) ** 2).sum()
     return torch.stack([distributed.whole((one.float() ** 2).sum()) for one in tensors]).sum()
 
 

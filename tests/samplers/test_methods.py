@@ -270,16 +270,17 @@ def test_loss_second_moment_is_the_published_algorithm():
     np.testing.assert_allclose(draw.weight.numpy(), 1 / (steps * expected[draw.time.numpy()]), rtol=1e-4)
 
 
-def test_gradient_variance_finds_the_closed_form():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gradient_variance_finds_the_closed_form(dtype):
     """loss = (theta . x_u) with x_u ~ N(0, s(u)^2): the gradient's variance is s^2 a dimension."""
     sampler = GradientVariance(Flow(), strata=4, every=1, rows=64, decay=0.9, floor=0.0)
-    model = torch.nn.Linear(8, 1, bias=False)
+    model = torch.nn.Linear(8, 1, bias=False, dtype=dtype)
     sampler.attach(model)
     spread = torch.tensor([0.5, 1.0, 2.0, 3.0])
 
     def loss_at(rows, u):
         x = torch.randn(len(u), 8) * spread[(u * 4).long()][:, None]
-        return model(x).squeeze(1)
+        return model(x.to(dtype)).squeeze(1)
 
     torch.manual_seed(0)
     for _ in range(160):
