@@ -75,7 +75,7 @@ class Piecewise(Combined):
     """
 
     def __init__(self, process: Process, stages: dict[int, Sampler], **common: Any) -> None:
-        starts = list(stages or [])
+        starts = list(stages) if isinstance(stages, dict) else []
         if not isinstance(stages, dict) or not all(isinstance(start, int) for start in starts):
             raise TypeError(
                 f"stages must be a dict, as in {{0: first, 5000: second}}, whose keys are whole steps, got {stages!r}"

@@ -30,7 +30,7 @@ def make_optimizer(
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     """At optimizer step `step` (from 0) of `steps`: linear warm-up, constant, linear cool-down."""
     begun = (step + 1) / config.warmup if config.warmup else 1.0
-    left = (steps - step) / config.cooldown if config.cooldown else 1.0
+    left = max(0, steps - step) / config.cooldown if config.cooldown else 1.0
     return config.lr * min(1.0, begun, left)
 
 

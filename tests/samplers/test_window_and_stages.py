@@ -143,7 +143,9 @@ def test_stages_follow_each_other_and_resume():
     assert torch.equal(again.sampler.density(u), seen[5])
 
 
-@pytest.mark.parametrize("stages", [None, [0], {"0": Uniform(Flow())}, {0: Uniform(Flow()), 5.5: Uniform(Flow())}])
+@pytest.mark.parametrize(
+    "stages", [None, [0], Uniform(Flow()), {"0": Uniform(Flow())}, {0: Uniform(Flow()), 5.5: Uniform(Flow())}]
+)
 def test_steps_must_be_whole(stages):
     with pytest.raises(TypeError, match="stages must be a dict"):
         Piecewise(Flow(), stages)

@@ -56,6 +56,7 @@ def test_the_learning_rate_falls_over_the_last_steps():
 def test_warm_up_and_cool_down_may_meet():
     config = OptimizerConfig(lr=1.0, warmup=4, cooldown=4)
     assert [learning_rate(config, step, 4) for step in range(4)] == [0.25, 0.5, 0.5, 0.25]
+    assert learning_rate(config, 6, 4) == 0  # not below, whoever steps on
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
