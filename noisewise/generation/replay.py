@@ -4,8 +4,8 @@ A small network's pass is hundreds of kernels of a few microseconds, and a solve
 launching the kernels one by one takes longer than running them. A graph is launched once. Its inputs lie in fixed buffers; its
 output is handed out as a copy, which the caller may keep.
 
-A graph reads the weights where they are: it holds as long as they are changed in place. Where they are, and the mode and the
-hooks of each part, is looked up before every replay. A part that is exchanged for another goes unnoticed.
+A graph reads the weights where they are: it holds as long as they are changed in place. Where they are, which parts there are,
+and the mode and the hooks of each, is looked up before every replay.
 """
 
 from collections.abc import Callable, Hashable
