@@ -329,6 +329,21 @@ def test_infonoise_takes_no_noisy_level_for_an_outlier():
     assert int(sampler.running.outliers) == 0
 
 
+@pytest.mark.parametrize("name", ["adaptive:every=1,warmup=0", "infonoise:every=1,warmup=0", "loss_moment:bins=20,history=4"])
+def test_learning_samplers_tell_of_outliers(name):
+    sampler = noisewise.recipe(name, DDPM.linear(100)).sampler
+
+    def train(steps, outlier):
+        for _ in range(steps):
+            draw = sampler.sample(64)
+            with sampler.observe(draw, torch.where(torch.arange(64) == 63, outlier, 1.0)):
+                pass
+
+    train(30, 1.0)
+    with pytest.warns(RuntimeWarning, match="ten times and more above"):
+        train(80, 1e6)
+
+
 def test_outliers_are_told_of_once():
     running, _ = settled()
     with warnings.catch_warnings():

@@ -72,6 +72,7 @@ class InfoNoise(Learner):
             step = self.step + 1
             if step >= self.warmup and step % self.every == 0:
                 self.skipped.warn()
+                self.running.warn()
                 self.propose(self.masses())
 
     def masses(self) -> Tensor:
