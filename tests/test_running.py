@@ -376,6 +376,19 @@ def test_a_state_with_squares_of_their_own_is_taken():
     assert int(other.outliers) == 60
 
 
+def test_a_loss_moment_with_squares_of_their_own_is_taken():
+    sampler, other = (LossMoment(DDPM.linear(100), bins=4, history=2) for _ in range(2))
+    for _ in range(10):
+        draw = sampler.sample(16)
+        with sampler.observe(draw, 1.5 - draw.u):
+            pass
+    state = sampler.state_dict()
+    old = {name: value for name, value in state.items() if not name.startswith("running.")}
+    other.load_state_dict(old | {"usual.sums": state["running.sums"][[2, 0]], "usual.counts": state["running.beyond"]})
+    assert torch.equal(other.running.sums[[0, 2]], sampler.running.sums[[0, 2]])
+    assert torch.equal(other.losses, sampler.losses)
+
+
 @pytest.mark.parametrize("zeros", [0.6, 0.95])
 def test_losses_that_are_mostly_zero_are_learned(zeros):
     running, generator = RunningLoss(even_edges(2)), torch.Generator().manual_seed(0)

@@ -83,3 +83,11 @@ class LossMoment(Learner):
         self.counts += in_batch[:bins]
         warm = (self.counts >= history).all()
         self.propose(torch.where(warm, self.losses.pow(2).mean(1).sqrt(), torch.ones_like(self.table.mass)))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if prefix + "usual.sums" in state_dict:  # where squares, counts and outliers used to lie
+            squares, count = state_dict.pop(prefix + "usual.sums")
+            state_dict[prefix + "running.sums"] = torch.stack([count, torch.zeros_like(count), squares])
+            state_dict[prefix + "running.beyond"] = state_dict.pop(prefix + "usual.counts")
+            state_dict[prefix + "running.edges"] = self.running.edges
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -209,7 +209,10 @@ class Step:
         """Put saved tensors in place; they must fit."""
         self.ready = False  # the optimizer's state will lie elsewhere
         for name, module in self.modules().items():
-            load_module(module, tensors[name], name)
+            if module is self.monitor:
+                module.load_state_dict(dict(tensors[name]))  # by itself: it knows what it looked like earlier
+            else:
+                load_module(module, tensors[name], name)
         load_named(self.ema.average, tensors["ema"], "ema")
         load_optimizer(self.optimizer, self.names, tensors["optimizer"])
 

@@ -324,6 +324,18 @@ def test_a_checkpoint_without_one_of_its_parts_is_refused(part, tmp_path):
         trainer_of(tiny()).load(kept)
 
 
+def test_a_checkpoint_whose_monitor_keeps_squares_apart_is_taken(tmp_path):
+    """As it was written before the limit of an outlier was one of each interval."""
+    trainer, other = trainer_of(tiny()), trainer_of(tiny())
+    advance(trainer, 4)
+    kept = saved(trainer, tmp_path)
+    monitor = kept.tensors["monitor"] = dict(kept.tensors["monitor"])
+    monitor |= {"running.usual.sums": monitor["running.sums"][[2, 0]], "running.usual.counts": monitor.pop("running.beyond")}
+    other.load(kept)
+    assert torch.equal(other.monitor.running.sums, trainer.monitor.running.sums)
+    assert other.step == 4
+
+
 @pytest.mark.parametrize("key", ["step", "samples", "seconds", "ema_updates"])
 @pytest.mark.parametrize("value", ["missing", None, "many"])
 def test_a_checkpoint_without_one_of_its_numbers_is_refused(key, value, tmp_path):
