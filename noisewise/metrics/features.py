@@ -131,7 +131,7 @@ def _quick(network: nn.Module, device: torch.device) -> Callable[[Tensor], Tenso
     if type(network) is not Inception or device.type != "cuda":
         return network
     quick = _FOLDED.get(network)
-    if quick is None:
+    if quick is None or next(quick.buffers()).device != next(network.buffers()).device:
         quick = folded(network)
         try:
             with torch.inference_mode():
