@@ -40,6 +40,7 @@ MADE: dict[str, Callable[..., str]] = {
     "v2-branches": long.branches,
     "v2-losses": long.losses_by_tenth,
     "v2-noise": long.noise_of_draws,
+    "v2-drawn-on": long.drawn_on,
     # digits
     "digits-strata": digits.strata,
     "digits-screen": digits.screen,

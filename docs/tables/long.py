@@ -46,6 +46,25 @@ def branches(plan: str) -> str:
     return table(["run", *(f"{mark:,}" for mark in marks), "last over uniform's", "over the default's"], lines)
 
 
+def drawn_on() -> str:
+    """FID = floor + a / steps^b through the marks at 24,000 and 32,000 (quadratic, seed 5), for a few floors."""
+    known = [row for row in (*rows("cifar10-v2-branches.jsonl"), *rows("cifar10-v2-runs.jsonl")) if row["seed"] == 5]
+    fid = {(row.get("run", row["method"]), row["step"]): row["distance"] for row in known}
+    ends = {name: (fid[name, 24000], fid[name, 32000]) for name in ("uniform", "adaptive", "then-plain")}
+    lines = []
+    for floor in (4, 8, 12):
+        fits = {}
+        for name, (first, last) in ends.items():
+            fits[name] = last - floor, math.log((first - floor) / (last - floor)) / math.log(32 / 24)
+        at = [f"{floor + a * 2**-b:.1f}" for a, b in fits.values()]
+        own, slope = fits["adaptive"]
+        meets = [32000 * (fits[name][0] / own) ** (1 / (fits[name][1] - slope)) for name in ("uniform", "then-plain")]
+        lines.append([str(floor), *at, *(f"{round(step, -4):,.0f}" for step in meets)])
+    names = ("uniform", "the default", "plain from 16,000")
+    heads = [*(f"{name} at 64,000" for name in names), "uniform meets the default at", "plain meets it at"]
+    return table(["floor", *heads], lines)
+
+
 def about(row: dict[str, Any], method: str | None = None) -> tuple[str, int, str, int]:
     """Which evaluation of which run: its own, or that of another method beside it."""
     return row["process"], row["seed"], method or row["method"], row["step"]
