@@ -14,7 +14,8 @@ denominator of D are then unbiased, and all is exact for S = everything. Two bou
     low    c = 1. Who knows that g is in S has a smaller variance.
     high   g left out of S: E|x_g - D_S(x_t)|^2, the loss of some model that never saw x_g. So it is also no less than the
            optimal loss on new data of the same kind, while J itself is no more. Where x_t shrunk towards the mean of the data
-           is a better guess, that counts instead: s^2 / (1 + r^2 s^2) an element, with s^2 the variance of the data.
+           is a better guess, that counts instead: s^2 / (1 + r^2 s^2) an element, with s^2 the variance of the data. Most of
+           its noise is |x_g|^2, shrunk by (1 + r^2 s^2)^2; that has a known mean and is subtracted.
 """
 
 import hashlib
@@ -194,7 +195,7 @@ def optimal_loss(
     apart = table if exact else torch.stack([part.mean(0) for part in tables])  # what is independent
     error = apart[:, 0].std(0) / len(apart) ** 0.5
     variance = torch.stack(variances).mean().cpu()
-    high = torch.minimum(high, variance / (1 + log_snr.exp() * variance / population.size))
+    high = torch.minimum(high, variance / (1 + log_snr.exp() * variance / population.size)).maximum(loss)
     factor = _per_x0(log_snr, objective) / population.size
     loss, error, low, high = (curve * factor for curve in (loss, error, low, high))
     return OptimalLoss(objective, u, log_snr, loss, error, low, high, collapse, len(population), count, draws)
@@ -295,8 +296,11 @@ def _draws(
         x0 = population.take(part) - refs.centre
         others, log_c = _others(population, refs, part)
         distances, along = _compare(refs, x0, noise, others)
-        each = [_level(refs.values, x0, distances, along, log_c, ratio) for ratio in ratios]
-        found.append(torch.stack(each, -1).cpu())
+        each = torch.stack([_level(refs.values, x0, distances, along, log_c, ratio) for ratio in ratios], -1)
+        variance = refs.lengths.mean()
+        shrunk = (1 + torch.tensor(ratios, device=x0.device) ** 2 * variance / population.size) ** -2
+        each[:, 2] -= (x0.double().square().sum(1) - variance)[:, None] * shrunk
+        found.append(each.cpu())
         if progress is not None:
             progress(len(part) * len(ratios))
     return torch.cat(found)

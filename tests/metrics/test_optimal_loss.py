@@ -161,6 +161,14 @@ def test_errors_are_what_other_seeds_show():
         assert ratio.lt(1.5).all()
 
 
+def test_the_upper_bound_is_sure_at_much_noise_and_never_below_the_loss():
+    source, u = open_data("digits"), torch.tensor([0.2, 0.5, 0.7, 0.9])
+    found = [optimal_loss(X0, source, u, draws=100, seed=seed) for seed in range(20)]
+    assert all((one.high >= one.loss).all() for one in found)
+    high = torch.stack([one.high for one in found])
+    assert (high.std(0) / high.mean(0))[2:].lt(0.005).all()  # |x_g|^2 alone differs by 3 %
+
+
 def test_new_data_lie_between_memory_and_the_sample_left_out():
     """The optimum of a Gaussian itself: no less than that of its samples, no more than with the sample left out."""
     x0, u = randn(200, 8), torch.tensor([0.1, 0.2, 0.3, 0.5])
