@@ -75,8 +75,8 @@ class Step:
             self.network.train()
         rate = optimization.learning_rate(self.config.optimizer, step, self.config.steps)
         optimization.set_learning_rate(self.optimizer, rate)
+        self.clear()  # which may record the step anew, and so add to the loss
         self.loss.zero_()
-        self.clear()
 
     def clear(self) -> None:
         """Forget the gradients of the step before, and remember what a skipped step puts back."""

@@ -155,6 +155,14 @@ def test_a_step_is_recorded_anew_where_the_generator_has_another_state(fixed_buf
     first = made.arithmetic.prober
     first.reasons["gradients"] = "of old"
     monkeypatch.setattr(graphs, "generators", graphs.generators + 1)
+    capture = GraphedStep.capture
+
+    def warming_up(self) -> None:  # as a recording does
+        capture(self)
+        with self._state_put_back():
+            self.run_gradients()
+
+    monkeypatch.setattr(GraphedStep, "capture", warming_up)
     again = advance(made, config.steps)
     assert made.arithmetic.ready
     assert made.arithmetic.prober is not first
