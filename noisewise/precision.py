@@ -1,4 +1,6 @@
-"""Float32 that is float32, or TF32 throughout, whatever the caller has switched on (torch has TF32 on for convolutions)."""
+"""What convolutions and matrix products compute in, and in which order, whatever the caller has switched on.
+
+Float32 is float32, or TF32 throughout; torch has TF32 on for convolutions."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -24,6 +26,17 @@ def full_float32() -> AbstractContextManager[None]:
 def with_tf32() -> AbstractContextManager[None]:
     """The same with TF32."""
     return _switched(tf32=True)
+
+
+@contextmanager
+def convolutions(deterministic: bool) -> Iterator[None]:
+    """cuDNN chooses the same kernels in every process, only such as always add in the same order; or any, by trial."""
+    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, not deterministic
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from torch import Tensor
 from noisewise import distributed
 from noisewise.feedback import PRECISIONS, at_precision, check_pairing, evaluate
 from noisewise.levels import check_size
+from noisewise.precision import convolutions
 from noisewise.running import LARGEST
 from noisewise.samplers.adaptive.estimator import Estimator
 from noisewise.samplers.adaptive.policy import Adam, BetaPolicy, beta_masses
@@ -263,7 +264,7 @@ class ReinforceEstimator(Estimator):
         n, total, squares = distributed.gather_sum(torch.stack([finite.double(), rewards, rewards**2]).sum(1))
         advantage = self._advantage(rewards.float(), (total / n).float(), (squares / n).float())
         x0 = draw.u.new_zeros(draw.rows, 1) if draw.x0 is None else draw.x0[-draw.rows :]
-        with torch.enable_grad():
+        with torch.enable_grad(), convolutions(deterministic=True):  # a resumed run goes on bit for bit
             policy, adam = self._policy_for(x0)
             policy.requires_grad_(True)  # here alone: an optimizer or DDP that finds it has nothing to train
             loss = -(finite * self.merit(sampler, draw, x0, advantage)).sum() / n.float()

@@ -11,7 +11,7 @@ import os
 import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from noisewise.feedback import replaying
 from noisewise.models import with_labels
+from noisewise.precision import convolutions
 from noisewise.samplers import Draw, Sampler
 from noisewise.samplers.base import LossAt
 from noisewise.training.fast import blocks
@@ -30,6 +31,7 @@ from noisewise.training.step import Step, first_line
 
 WARM_UP = 3  # steps before the capture: compilation, choice of kernels, state of the optimizer
 MODE = "thread_local"  # other threads may go on using the device, such as one that reads data ahead
+REPEATABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 FIELDS = ("u", "time", "weight", "density")
 generators = 0  # how often torch's generator was given another state, which no graph recorded before reads
 
@@ -283,26 +285,15 @@ class GraphedStep(Step):
 
 @contextmanager
 def repeatable_kernels() -> Iterator[None]:
-    """cuDNN chooses the same convolutions in every process, and only those that always add in the same order; attention is left
-    to kernels that can do so too. Thus a run goes on bit for bit. What this costs is in docs/speed.md."""
-    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    try:
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            yield
-    finally:
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
-
-
-@contextmanager
-def any_kernels() -> Iterator[None]:
-    """cuDNN chooses convolutions by trial, also such as add in no fixed order, and torch any attention."""
-    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
-    try:
+    """The same convolutions in every process, which always add in the same order; attention is left to kernels that can do so
+    too. Thus a run goes on bit for bit. What this costs is in docs/speed.md."""
+    with convolutions(deterministic=True), sdpa_kernel(REPEATABLE):
         yield
-    finally:
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+
+
+def any_kernels() -> AbstractContextManager[None]:
+    """cuDNN chooses convolutions by trial, also such as add in no fixed order, and torch any attention."""
+    return convolutions(deterministic=False)
 
 
 @contextmanager
