@@ -41,6 +41,7 @@ MADE: dict[str, Callable[..., str]] = {
     "v2-losses": long.losses_by_tenth,
     "v2-noise": long.noise_of_draws,
     "v2-drawn-on": long.drawn_on,
+    "v2-left": long.left_to_learn,
     # digits
     "digits-strata": digits.strata,
     "digits-screen": digits.screen,

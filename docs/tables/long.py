@@ -4,9 +4,14 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
+
+from noisewise import DDPM
 
 from . import rows, spec_now, table
 from .field import NAMES
+
+MOVING = ("uniform", "min-snr", "adaptive", "adaptive:grow=8000")  # whose objectives differ
 
 
 def runs() -> str:
@@ -107,6 +112,24 @@ def mean_noise(size: "np.ndarray", mass: "np.ndarray", floor: float) -> float:
 def tenths(levels: list[float]) -> list[float]:
     size = len(levels) // 10
     return [sum(levels[k * size : (k + 1) * size]) / size for k in range(10)]
+
+
+def left_to_learn() -> str:
+    """Held-out loss over a perfect model's, where that does not remember its data; quadratic schedule, all seeds."""
+    optimal = [row for row in rows("cifar10_optimal.csv") if row["memorised"] == "False"]
+    noise, best = [-row["log_snr"] for row in optimal], np.log([(row["loss"] + row["high"]) / 2 for row in optimal])
+    process, found = DDPM.quadratic(), {}
+    for row in rows("cifar10-v2-runs.jsonl"):
+        if row["method"] in MOVING and row["step"] in (8000, 32000, 64000):
+            found[row["step"], MOVING.index(row["method"]), row["seed"]] = row["held_out"]
+    levels = len(next(iter(found.values())))
+    shown = [round(share * levels) for share in (0.8, 0.86, 0.92, 0.98)]
+    lam = process.log_snr((torch.tensor(shown) + 0.5) / levels).numpy()
+    lines = []
+    for (step, method, seed), losses in sorted(found.items()):
+        ratios = np.array(losses)[shown] / np.exp(np.interp(-lam, noise, best))
+        lines.append([f"{step:,}", MOVING[method], seed, *(f"{ratio:.3f}" for ratio in ratios)])
+    return table(["steps", "method", "seed", *(f"log SNR {one:.1f}" for one in lam)], lines)
 
 
 def what_pictures_want() -> str:
