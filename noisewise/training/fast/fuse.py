@@ -4,6 +4,7 @@
 - normalisation, SiLU, dropout, the time embedding and the first convolution's bias of a residual block together (norm.py);
   the normalisation before attention too
 - the time embeddings of all residual blocks by one product, where there are no classes
+- attention of one head over few tokens: queries, keys and values by one product, the rest in attention.py
 - upsampling as a broadcast, whose backward pass is a sum instead of atomic additions
 """
 
@@ -35,6 +36,8 @@ def fuse(model: nn.Module) -> int:
             rewire(module, _upsample)
         elif isinstance(module, Attention) and isinstance(module.group_norm, nn.GroupNorm):
             rewire(module.group_norm, _norm)
+            if _usual_attention(module):
+                rewire(module, _attention)
         elif isinstance(module, UNet2DModel) and isinstance(module.conv_act, nn.SiLU):
             rewire(module.conv_norm_out, _norm_silu)
             rewire(module.conv_act, _nothing)
@@ -71,6 +74,20 @@ def _usual_block(block: Any) -> bool:
         and block.downsample is None
         and block.conv1.bias is not None
         and not block.skip_time_act
+    )
+
+
+def _usual_attention(module: Any) -> bool:
+    layers = [module.to_q, module.to_k, module.to_v, module.to_out[0]]
+    return (
+        type(module.processor).__name__ == "AttnProcessor2_0"
+        and module.heads == 1
+        and all(type(layer) is nn.Linear and layer.in_features == layer.out_features for layer in layers)
+        and len({layer.bias is None for layer in layers[:3]}) == 1
+        and module.to_out[1].p == 0
+        and all(getattr(module, name) is None for name in ("spatial_norm", "norm_q", "norm_k"))
+        and module.residual_connection
+        and module.rescale_output_factor == 1
     )
 
 
@@ -122,6 +139,21 @@ def _block(self: Any, x: Tensor, temb: Tensor | tuple[Tensor, ...], *args: Any, 
         x = self.conv_shortcut(x)
     y = x + h
     return y if self.output_scale_factor == 1 else y / self.output_scale_factor  # not compiled, it is one more pass
+
+
+def _attention(
+    self: Any, x: Tensor, other: Tensor | None = None, mask: Tensor | None = None, temb: Any = None, **kwargs: Any
+) -> Tensor:
+    from noisewise.training.fast.attention import FEW, attend
+
+    if other is not None or mask is not None or kwargs or x.ndim != 4 or x.shape[2] * x.shape[3] > FEW:
+        out: Tensor = type(self).forward(self, x, other, mask, temb=temb, **kwargs)
+        return out
+    layers = self.to_q, self.to_k, self.to_v
+    bias = None if self.to_q.bias is None else torch.cat([layer.bias for layer in layers])
+    tokens = self.group_norm(x.flatten(2)).transpose(1, 2)
+    qkv = nn.functional.linear(tokens, torch.cat([layer.weight for layer in layers]), bias)
+    return self.to_out[0](attend(qkv)).transpose(1, 2).unflatten(2, x.shape[2:]) + x
 
 
 def _upsample(self: Any, x: Tensor, output_size: int | None = None, *args: Any, **kwargs: Any) -> Tensor:

@@ -1,5 +1,5 @@
-"""Triton kernels of tokens.py. Ours, because torch.compile takes its sums over features and over tokens in separate passes over
-memory, and, where the order of adding is fixed, without a choice of their sizes."""
+"""Triton kernels of tokens.py and attention.py. Ours, because torch.compile takes its sums over features and over tokens in
+separate passes over memory, and, where the order of adding is fixed, without a choice of their sizes."""
 
 import triton
 import triton.language as tl
@@ -125,3 +125,25 @@ def gelu_backward(
         tl.store(dx + at, out.to(dx.dtype.element_ty), mask=mask)
         total += out
     tl.store(sums + tl.program_id(1) * D + d, tl.sum(total, 0), mask=d < D)
+
+
+@triton.jit
+def softmax_forward(scores, weights, scale, rows, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr):
+    """From the products of queries and keys, some rows of them, to weights."""
+    row, d = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, K)
+    at, mask = row[:, None] * N + d[None, :], (row < rows)[:, None] & (d < N)[None, :]
+    s = tl.load(scores + at, mask=mask, other=-float("inf")) * scale
+    s = tl.where((row < rows)[:, None], s, 0.0)  # a row of nothing but infinities would be NaN
+    e = tl.exp(s - tl.max(s, 1)[:, None])
+    tl.store(weights + at, (e / tl.sum(e, 1)[:, None]).to(weights.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def softmax_backward(upper, weights, lower, scale, rows, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr):
+    """From the gradient of the weights to that of the products of queries and keys."""
+    row, d = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, K)
+    at, mask = row[:, None] * N + d[None, :], (row < rows)[:, None] & (d < N)[None, :]
+    p = tl.load(weights + at, mask=mask, other=0.0).to(tl.float32)
+    g = tl.load(upper + at, mask=mask, other=0.0)
+    out = p * (g - tl.sum(p * g, 1)[:, None]) * scale
+    tl.store(lower + at, out.to(lower.dtype.element_ty), mask=mask)
