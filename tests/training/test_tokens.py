@@ -13,7 +13,12 @@ CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 RUNS = find_spec("triton") is not None and (CUDA or os.environ.get("TRITON_INTERPRET") == "1")
 kernel = pytest.mark.skipif(not RUNS, reason="needs Triton, and a GPU or TRITON_INTERPRET=1")
-SHAPES = [(2, 3, 8), (3, 33, 24), (1, 70, 96), (2, 1, 5)]  # samples, tokens, features: a program has 32 tokens
+SHAPES = [(2, 3, 8), (3, 65, 24), (1, 70, 96), (2, 1, 5)]  # samples, tokens, features: a program has 64 tokens
+
+
+@pytest.fixture(autouse=True)
+def runs_here(monkeypatch):
+    monkeypatch.setattr(tokens, "QUICK", CUDA)
 
 
 def made(*shape, dtype=torch.float32):

@@ -4,6 +4,8 @@ separate passes over memory, and, where the order of adding is fixed, without a 
 import triton
 import triton.language as tl
 
+from noisewise.training.fast.kernels import logistic
+
 
 @triton.jit
 def join_forward(
@@ -36,6 +38,7 @@ def join_forward(
 def join_backward(
     dj, dy, joined, h, bias, gate, scale, mean, rstd, dx, dh, sums, gate_stride, scale_stride, samples, tokens, chunks,
     D: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """ROWS tokens of a sample, one after another: gradients of x and h, and sums over these tokens for the gradients of shift,
     scale, gate and bias, of which each program has a place of its own."""
@@ -49,7 +52,7 @@ def join_backward(
         b = tl.load(bias + d, mask=live, other=0.0).to(tl.float32)
     to_shift, to_scale = tl.zeros([K], tl.float32), tl.zeros([K], tl.float32)
     to_gate, to_bias = tl.zeros([K], tl.float32), tl.zeros([K], tl.float32)
-    for row in range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, tokens)):
+    for row in tl.range(chunk * ROWS, tl.minimum(chunk * ROWS + ROWS, tokens), num_stages=STAGES):
         token = sample * tokens + row
         at = token * D + d
         # all of them first, as none is fetched while sums are waited for
@@ -81,14 +84,14 @@ def join_backward(
 
 
 @triton.jit
-def gelu_share(z, EXACT: tl.constexpr):
+def gelu_share(z, EXACT: tl.constexpr, QUICK: tl.constexpr):
     """What is multiplied by z in GELU(z), and its slope there: the normal distribution, or tanh's form of it."""
     if EXACT:
         share = 0.5 * (1.0 + tl.erf(z * 0.7071067811865476))
         slope = 0.3989422804014327 * tl.exp(-0.5 * z * z)
     else:
         squared = z * z
-        share = 1.0 / (1.0 + tl.exp(-1.5957691216057308 * z * (1.0 + 0.044715 * squared)))
+        share = logistic(1.5957691216057308 * z * (1.0 + 0.044715 * squared), QUICK)
         slope = share * (1.0 - share) * (1.5957691216057308 * (1.0 + 0.134145 * squared))
     return share, slope
 
@@ -96,6 +99,7 @@ def gelu_share(z, EXACT: tl.constexpr):
 @triton.jit
 def gelu_forward(
     x, bias, y, rows, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EXACT: tl.constexpr,
+    QUICK: tl.constexpr,
 ):  # fmt: skip
     """y = GELU(x + bias), a tile."""
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -103,7 +107,7 @@ def gelu_forward(
     mask, at = (row < rows)[:, None] & (d < D)[None, :], row[:, None] * D + d[None, :]
     b = tl.load(bias + d, mask=d < D, other=0.0).to(tl.float32)
     z = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) + b[None, :]
-    share, _ = gelu_share(z, EXACT)
+    share, _ = gelu_share(z, EXACT, QUICK)
     tl.store(y + at, (z * share).to(y.dtype.element_ty), mask=mask)
 
 
@@ -111,6 +115,7 @@ def gelu_forward(
 def gelu_backward(
     dy, x, bias, dx, sums, rows,
     D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, EXACT: tl.constexpr,
+    QUICK: tl.constexpr,
 ):  # fmt: skip
     """TILES tiles below each other: gradients of x, and their sums over these rows for that of the bias."""
     d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -120,7 +125,7 @@ def gelu_backward(
         row = (tl.program_id(1).to(tl.int64) * TILES + tile) * ROWS + tl.arange(0, ROWS)
         mask, at = (row < rows)[:, None] & (d < D)[None, :], row[:, None] * D + d[None, :]
         z = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) + b[None, :]
-        share, slope = gelu_share(z, EXACT)
+        share, slope = gelu_share(z, EXACT, QUICK)
         out = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32) * (share + z * slope)
         tl.store(dx + at, out.to(dx.dtype.element_ty), mask=mask)
         total += out

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-CHUNK = 32  # tokens that a program goes through backwards
+CHUNK = 64  # tokens that a program goes through backwards
 TILE, TILES, COLUMNS = 16, 16, 256  # rows and columns of a tile of GELU, and how many a program has backwards
+STAGES = 3  # tokens that are fetched ahead, less one
+QUICK = True  # off where there is no GPU: Triton's interpreter knows no instructions of one
 SAMPLES = 65535  # the second dimension of a grid has no more
 
 
@@ -83,7 +85,7 @@ def _join_backward(
     kernels.join_backward[(chunks, samples)](
         dj, dy, joined, h, h if bias is None else bias, gates, scale, mean, rstd, dx, dh, sums,
         gates.stride(0), scale.stride(0), samples, tokens, chunks,
-        D=d, K=block, ROWS=CHUNK, BIAS=bias is not None, GATE=gate is not None, num_warps=warps,
+        D=d, K=block, ROWS=CHUNK, BIAS=bias is not None, GATE=gate is not None, STAGES=STAGES, num_warps=warps,
     )  # fmt: skip
     return dx, dh, sums
 
@@ -132,7 +134,7 @@ def _gelu(x: Tensor, bias: Tensor, exact: bool) -> Tensor:
     x = x.contiguous()
     rows, d, y = x.numel() // x.shape[-1], x.shape[-1], torch.empty_like(x)
     grid = (_pieces(d, COLUMNS), _pieces(rows, TILE))
-    kernels.gelu_forward[grid](x, bias, y, rows, D=d, ROWS=TILE, COLUMNS=COLUMNS, EXACT=exact, num_warps=8)
+    kernels.gelu_forward[grid](x, bias, y, rows, D=d, ROWS=TILE, COLUMNS=COLUMNS, EXACT=exact, QUICK=QUICK, num_warps=8)
     return y
 
 
@@ -150,7 +152,7 @@ def _gelu_backward(dy: Tensor, x: Tensor, bias: Tensor, exact: bool) -> tuple[Te
     grid = (_pieces(d, COLUMNS), _pieces(rows, TILE * TILES))
     sums = torch.empty(grid[1], d, dtype=torch.float32, device=x.device)
     kernels.gelu_backward[grid](
-        dy, x, bias, dx, sums, rows, D=d, ROWS=TILE, COLUMNS=COLUMNS, TILES=TILES, EXACT=exact, num_warps=8
+        dy, x, bias, dx, sums, rows, D=d, ROWS=TILE, COLUMNS=COLUMNS, TILES=TILES, EXACT=exact, QUICK=QUICK, num_warps=8
     )
     return dx, sums
 
