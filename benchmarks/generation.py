@@ -45,7 +45,7 @@ from noisewise.metrics.inception import DIM, Inception, load_inception
 from noisewise.metrics.reference import Key, Reference, load_reference, save_reference
 from noisewise.models.unet import UNet
 from noisewise.precision import full_float32
-from noisewise.training.fast.fuse import fuse
+from noisewise.training.fast.fuse import compiler_options, fuse
 from noisewise.training.run_folder import environment
 
 SHAPE = (3, 32, 32)
@@ -140,7 +140,7 @@ def generation_rows(args: argparse.Namespace, model: str) -> Iterator[Row]:
             unet = ours if path.startswith("fused") else plain
             for batch in batches if path == "fused, graph" else batches[:1]:
                 replays: list[Replay] = []
-                forward: Any = torch.compile(unet, dynamic=False) if "compiled" in path else unet
+                forward: Any = torch.compile(unet, dynamic=False, options=compiler_options()) if "compiled" in path else unet
 
                 def call(
                     unet: nn.Module = unet, forward: Any = forward, path: str = path, replays: list[Replay] = replays

@@ -17,7 +17,7 @@ from noisewise.objective import Objective
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
 from noisewise.training.ema import mostly_initial
-from noisewise.training.fast.fuse import fuse, unfuse
+from noisewise.training.fast.fuse import compiler_options, fuse, unfuse
 from noisewise.training.options import load_config
 from noisewise.training.state import load_module, load_named
 from noisewise.words import printable
@@ -128,7 +128,8 @@ def placed(model: nn.Module, shape: tuple[int, ...], classes: int, device: torch
 
 def compiled_call(model: nn.Module, tell: Callable[[str], None]) -> Callable[..., Tensor]:
     """The model, compiled for each shape of its inputs; where that fails it is called as it is, and `tell` is told."""
-    plain, quick = with_labels(model), with_labels(cast(nn.Module, torch.compile(model, dynamic=False)))
+    quick = with_labels(cast(nn.Module, torch.compile(model, dynamic=False, options=compiler_options())))
+    plain = with_labels(model)
     failed = False
 
     def call(*inputs: Any) -> Tensor:

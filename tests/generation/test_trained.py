@@ -179,7 +179,7 @@ def test_a_compiled_model_makes_the_same_numbers(watched, monkeypatch):
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(torch, "compile", lambda model, **more: compiler(model, backend=counting, **more))
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic, **_: compiler(model, backend=counting, dynamic=dynamic))
     torch._dynamo.reset()
     plain, compiled = (load_trained(watched[0], compiled=one) for one in (False, True))
     x, time = torch.randn(3, *plain.shape), torch.tensor([1, 50, 999])

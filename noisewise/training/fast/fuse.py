@@ -58,6 +58,13 @@ def unfuse(model: nn.Module) -> None:
             module.fused = False  # type: ignore[assignment]
 
 
+def compiler_options() -> dict[str, Any]:
+    """Small kernels that do not wait for each other, such as casts of the weights, become one, where this torch can do it."""
+    from torch._inductor import list_options
+
+    return {"combo_kernels": True} if "combo_kernels" in list_options() else {}
+
+
 def rewire(module: nn.Module, forward: Callable[..., Any]) -> None:
     """Let a function of this package be the module's forward."""
     module.forward = types.MethodType(forward, module)

@@ -25,7 +25,7 @@ from noisewise.precision import convolutions
 from noisewise.samplers import Draw, Sampler
 from noisewise.samplers.base import LossAt
 from noisewise.training.fast import blocks
-from noisewise.training.fast.fuse import unfuse
+from noisewise.training.fast.fuse import compiler_options, unfuse
 from noisewise.training.fast.update import FusedMove, fused_move
 from noisewise.training.step import Step, first_line
 
@@ -119,7 +119,7 @@ class GraphedStep(Step):
     def _compiled(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
         if self.by_region:
             return blocks.compiled_by_region(self.model, self.call)
-        compiled = torch.compile(self.model, dynamic=False)
+        compiled = torch.compile(self.model, dynamic=False, options=compiler_options())
         return with_labels(cast(nn.Module, compiled))
 
     def _recorded(self) -> tuple[Callable[[], None], Callable[[], None]]:
