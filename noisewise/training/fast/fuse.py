@@ -145,7 +145,7 @@ def _block(self: Any, x: Tensor, temb: Tensor | tuple[Tensor, ...], *args: Any, 
     if self.conv_shortcut is not None:
         x = self.conv_shortcut(x)
     y = x + h
-    return y if self.output_scale_factor == 1 else y / self.output_scale_factor  # not compiled, it is one more pass
+    return _whole(y) if self.output_scale_factor == 1 else y / self.output_scale_factor
 
 
 def _attention(
@@ -160,7 +160,7 @@ def _attention(
     bias = None if self.to_q.bias is None else torch.cat([layer.bias for layer in layers])
     tokens = self.group_norm(x.flatten(2)).transpose(1, 2)
     qkv = nn.functional.linear(tokens, torch.cat([layer.weight for layer in layers]), bias)
-    return self.to_out[0](attend(qkv)).transpose(1, 2).unflatten(2, x.shape[2:]) + x
+    return _whole(self.to_out[0](attend(qkv)).transpose(1, 2).unflatten(2, x.shape[2:]) + x)
 
 
 def _upsample(self: Any, x: Tensor, output_size: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
@@ -171,4 +171,13 @@ def _upsample(self: Any, x: Tensor, output_size: int | None = None, *args: Any, 
         x = x.to(torch.get_autocast_dtype(x.device.type))
     pixels = x.permute(0, 2, 3, 1)[:, :, None, :, None]
     doubled = pixels.expand(n, h, 2, w, 2, c).reshape(n, 2 * h, 2 * w, c)
-    return self.conv(doubled.permute(0, 3, 1, 2))
+    return _whole(self.conv(doubled.permute(0, 3, 1, 2)))
+
+
+def _whole(x: Tensor) -> Tensor:
+    """x; compiled, its gradient comes in one piece.
+
+    The gradient of a part of a concatenation is a part of a larger tensor, which convolutions copy, slowly. The division is
+    done on the way, by the kernel that adds gradients up.
+    """
+    return x / 1.0 if torch.compiler.is_compiling() else x
