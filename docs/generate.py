@@ -65,6 +65,7 @@ MADE: dict[str, Callable[..., str]] = {
     "earlier-paths": speed.earlier_paths,
     "set-up": speed.set_up,
     "profile": speed.profile,
+    "changes": speed.changes,
     "loss-curves": speed.loss_curves,
     "generation": speed.generation,
     "preset-cost": study.preset_cost,

@@ -1,6 +1,5 @@
 """Speed of training, generation and evaluation on one H200."""
 
-import json
 from statistics import fmean
 from typing import Any
 
@@ -8,6 +7,7 @@ from . import RESULTS, rows, table
 
 MODELS = ("small", "paper")
 BASELINE, FAST, PLAIN, OTHER = "script, fp32", "fast", "plain", "plain, another seed"
+PROFILES = "step_profile.jsonl"
 Rows = list[dict[str, Any]]
 
 
@@ -16,9 +16,10 @@ def speeds(model: str, file: str = "throughput.jsonl") -> Rows:
     return [row for row in rows(file) if row["model"] == model and "steps_per_second" in row]
 
 
-def profile_of_step() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / "step_profile.json").read_text())["models"]
-    return found
+def profiled(model: str) -> dict[str, Any]:
+    """The newest step of which all kernels are known, alone on the GPU."""
+    found = [row for row in speeds(model, PROFILES) if row["path"] == FAST and "kernels" in row and not row["mps"]]
+    return found[-1]
 
 
 def curves() -> dict[str, dict[int, float]]:
@@ -107,24 +108,66 @@ def set_up() -> str:
     return table(["network", "first run (empty compile caches)", "second run"], lines)
 
 
+KINDS = {  # the first whose word is in a kernel's name
+    "memory set to zero, workspaces": ("Memset", "memset", "init_device_workspace", "FillFunctor"),
+    "convolutions, forward": ("fprop",),
+    "convolutions, gradient of the input": ("dgrad",),
+    "convolutions, gradient of the weights": ("wgrad_indexed", "wgrad_implicit"),
+    "convolutions, direction not known": ("ImplicitGemmConvolution", "nhwcAddPadding"),
+    "matrix products": ("nvjet", "splitKreduce", "gemm"),
+    "attention's weights": ("softmax_",),
+    "update": ("multi_tensor_apply",),
+    "copies": ("direct_copy_kernel", "Memcpy"),
+    "casts alone": ("triton_poi_fused__to_copy_",),
+    "sums and other elementwise work, compiled": ("triton_",),
+}
+NAMES = {"forward": "normalisation", "backward": "normalisation", "move": "update", "prepare": "update"}
+OTHERS = "around the network: data, noise, losses, statistics"
+
+
+def kind_of(kernel: str) -> str:
+    found = (kind for kind, words in KINDS.items() if any(word in kernel for word in words))
+    if kernel.startswith("triton_poi_fused__to_copy_") and not kernel.removeprefix("triton_poi_fused__to_copy_").isdigit():
+        return "sums and other elementwise work, compiled"
+    return NAMES.get(kernel) or next(found, OTHERS)
+
+
 def profile() -> str:
     """What the time of a step goes into, by kind of kernel."""
-    found = profile_of_step()
-    kinds = sorted(found["paper"]["kinds"], key=lambda kind: -found["paper"]["kinds"][kind]["microseconds"])
-    kinds.sort(key=lambda kind: "not listed" in kind)  # stays last
+    found, kinds = {model: profiled(model) for model in MODELS}, dict[str, dict[str, list[float]]]()
+    for model, row in found.items():
+        for kernel, microseconds, launches in row["kernels"]:
+            sums = kinds.setdefault(kind_of(kernel), {}).setdefault(model, [0.0, 0.0])
+            sums[0], sums[1] = sums[0] + microseconds, sums[1] + launches
     heads = ["kernels"]
-    for model in MODELS:
-        heads += [f"{millions(found[model]['parameters'])}: µs", "share", "launches"]
+    for row in found.values():
+        heads += [f"{millions(row['parameters'])}: µs", "share", "launches"]
+    kinds = dict(sorted(kinds.items(), key=lambda item: -item[1]["paper"][0]))
+    lines = [[kind, *(cell for model in MODELS for cell in _cells(found[model], *sums[model]))] for kind, sums in kinds.items()]
+    whole = (_cells(row, row["microseconds"], row["launches"]) for row in found.values())
+    return table(heads, [*lines, ["all", *(cell for cells in whole for cell in cells)]])
+
+
+def _cells(row: dict[str, Any], microseconds: float, launches: float) -> list[str]:
+    return [f"{microseconds:.0f}", f"{100 * microseconds / row['microseconds']:.1f} %", f"{launches:.0f}"]
+
+
+def changes() -> str:
+    """What was changed one after the other, and what came of it."""
+    names = {"small": "9.0 M", "paper": "35.7 M", "dit-b": "DiT-B/2"}
     lines = [
-        [kind, *(cell for model in MODELS for cell in _cells(found[model], found[model]["kinds"][kind]))] for kind in kinds
+        [
+            names[row["model"]],
+            "" if row["path"] == FAST else f"`{row['path']}`",
+            " ".join([row["change"], *(f"`{one}`" for one in row["settings"])]) + (", under MPS" if row["mps"] else ""),
+            f"{row['steps_per_second']:.1f}" if row["model"] in MODELS else f"{row['steps_per_second']:.2f}",
+            f"{row['launches']:.0f}",
+            f"{row['microseconds'] / 1000:.2f} ms",
+        ]
+        for model in names
+        for row in speeds(model, PROFILES)
     ]
-    lines.append(["all", *(cell for model in MODELS for cell in _cells(found[model], found[model]))])
-    return table(heads, lines)
-
-
-def _cells(whole: dict[str, Any], part: dict[str, Any]) -> list[str]:
-    share = part["microseconds"] / whole["microseconds"]
-    return [f"{part['microseconds']:.0f}", f"{100 * share:.1f} %", f"{part['launches']:.0f}"]
+    return table(["network", "path, if not `fast`", "change", "steps a second", "launches", "in kernels"], lines)
 
 
 def loss_curves() -> str:
