@@ -39,6 +39,7 @@ MADE: dict[str, Callable[..., str]] = {
     "v2-map": long.what_pictures_want,
     "v2-branches": long.branches,
     "v2-losses": long.losses_by_tenth,
+    "v2-beside": long.losses_beside_uniform,
     "v2-noise": long.noise_of_draws,
     "v2-drawn-on": long.drawn_on,
     "v2-left": long.left_to_learn,

@@ -52,9 +52,9 @@ def front() -> str:
     for process, name in PROCESSES.items():
         for found in (short, long):
             ends = {(spec_now(row), row["seed"]): row["distance"] for row in found if row["process"] == process}
-            if not ends:
-                continue
             seeds = {spec: {seed: end for (one, seed), end in ends.items() if one == spec} for spec in specs}
+            if not seeds["adaptive"]:
+                continue
             over = (geometric(seeds["adaptive"], seeds[other]) for other in ("minsnr:gamma=5", "uniform"))
             steps = next(row["step"] for row in found if row["process"] == process)
             lines.append([name, f"{steps:,}", *map(with_spread, seeds.values()), *over])

@@ -53,7 +53,8 @@ def branches(plan: str) -> str:
 
 def drawn_on() -> str:
     """FID = floor + a / steps^b through the marks at 24,000 and 32,000 (quadratic, seed 5), for a few floors."""
-    known = [row for row in (*rows("cifar10-v2-branches.jsonl"), *rows("cifar10-v2-runs.jsonl")) if row["seed"] == 5]
+    every = (*rows("cifar10-v2-branches.jsonl"), *rows("cifar10-v2-runs.jsonl"))
+    known = [row for row in every if (row["process"], row["seed"]) == ("quadratic", 5)]
     fid = {(row.get("run", row["method"]), row["step"]): row["distance"] for row in known}
     ends = {name: (fid[name, 24000], fid[name, 32000]) for name in ("uniform", "adaptive", "then-plain")}
     lines = []
@@ -73,6 +74,17 @@ def drawn_on() -> str:
 def about(row: dict[str, Any], method: str | None = None) -> tuple[str, int, str, int]:
     """Which evaluation of which run: its own, or that of another method beside it."""
     return row["process"], row["seed"], method or row["method"], row["step"]
+
+
+def losses_beside_uniform(process: str, seed: str) -> str:
+    """Held-out loss by tenth of u over uniform's with the same seed, at every mark of every other run."""
+    known = {about(row): row["held_out"] for row in rows("cifar10-v2-runs.jsonl")}
+    lines = []
+    for (of, own, method, step), losses in sorted(known.items()):
+        if (of, str(own)) == (process, seed) and method != "uniform":
+            ratios = zip(tenths(losses), tenths(known[of, own, "uniform", step]), strict=True)
+            lines.append([f"`{method}`", f"{step:,}", *(f"{mine / other:.3f}" for mine, other in ratios)])
+    return table(["run", "steps", *(f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in range(10))], lines)
 
 
 def losses_by_tenth(plan: str) -> str:
@@ -120,7 +132,7 @@ def left_to_learn() -> str:
     noise, best = [-row["log_snr"] for row in optimal], np.log([(row["loss"] + row["high"]) / 2 for row in optimal])
     process, found = DDPM.quadratic(), {}
     for row in rows("cifar10-v2-runs.jsonl"):
-        if row["method"] in MOVING and row["step"] in (8000, 32000, 64000):
+        if row["process"] == "quadratic" and row["method"] in MOVING and row["step"] in (8000, 32000, 64000):
             found[row["step"], MOVING.index(row["method"]), row["seed"]] = row["held_out"]
     levels = len(next(iter(found.values())))
     shown = [round(share * levels) for share in (0.8, 0.86, 0.92, 0.98)]
