@@ -64,6 +64,28 @@ def test_odd_shapes_are_normalised_as_in_double_precision(n, channels, groups, p
 
 
 @kernel
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("rows", [16, 64])
+def test_an_image_that_is_streamed_comes_out_as_one_that_is_held(rows, stages, runs_here, monkeypatch):
+    torch.manual_seed(0)
+    x = (torch.randn(2, 64, 16) + 3).to(DEVICE).transpose(1, 2).requires_grad_()
+    gamma, beta = (torch.randn(16).to(DEVICE).requires_grad_() for _ in range(2))
+    seed, gradient = torch.ones((), dtype=torch.int64, device=DEVICE), torch.randn(2, 16, 64).to(DEVICE)
+    found, usual = [], norm._share
+    for change in ({}, {"ROWS": rows, "STAGES": stages, "num_warps": 1}):
+
+        def chosen(*about, change=change):
+            grid, sizes = usual(*about)
+            return grid, {**sizes, **change}
+
+        monkeypatch.setattr(norm, "_share", chosen)
+        y = norm._norm(x, None, gamma, beta, seed, 4, 1e-5, True, 0.25)[0]
+        found.append([y, *torch.autograd.grad(y, [x, gamma, beta], gradient)])
+    for held, streamed in zip(*found, strict=True):
+        torch.testing.assert_close(streamed, held, rtol=1e-4, atol=1e-4)
+
+
+@kernel
 def test_statistics_are_float32_whatever_the_default_is(runs_here):
     x, ones = torch.randn(2, 8, 4).to(DEVICE), torch.ones(8, device=DEVICE)
     torch.set_default_dtype(torch.bfloat16)

@@ -79,7 +79,7 @@ def within_groups(values, CPG: tl.constexpr, GROUPS: tl.constexpr, K: tl.constex
 def forward(
     x, shift, gamma, beta, seed, y, centre, rstd, image_stride, pixel_stride, shift_stride, eps,
     HW: tl.constexpr, C: tl.constexpr, CPG: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
-    SHIFT: tl.constexpr, SILU: tl.constexpr, P: tl.constexpr, QUICK: tl.constexpr,
+    SHIFT: tl.constexpr, SILU: tl.constexpr, P: tl.constexpr, QUICK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     cols, n = tl.arange(0, K), tl.program_id(1)
     c, live = tl.program_id(0) * (GROUPS * CPG) + cols, cols < GROUPS * CPG
@@ -87,7 +87,7 @@ def forward(
     source = x + n.to(tl.int64) * image_stride
     pivot = tl.load(source + c, mask=live, other=0.0).to(tl.float32)  # sums of squares about it lose no digits
     first, second = tl.zeros([ROWS, K], tl.float32), tl.zeros([ROWS, K], tl.float32)
-    for start in range(0, HW, ROWS):
+    for start in tl.range(0, HW, ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         mask = live[None, :] & (rows < HW)[:, None]
         v = fetch(source + rows[:, None] * pixel_stride + c[None, :], mask, FULL)
@@ -106,7 +106,7 @@ def forward(
     middle = mean - moved
     scale = tl.load(gamma + c, mask=live, other=0.0).to(tl.float32) * r
     b = tl.load(beta + c, mask=live, other=0.0).to(tl.float32)
-    for start in range(0, HW, ROWS):
+    for start in tl.range(0, HW, ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         mask = live[None, :] & (rows < HW)[:, None]
         v = fetch(source + rows[:, None] * pixel_stride + c[None, :], mask, FULL)
@@ -144,7 +144,7 @@ def backward(
     dy, x, gamma, beta, seed, centre, rstd, dx, sums, dshift,
     image_stride, pixel_stride, dy_image_stride, dy_pixel_stride, N,
     HW: tl.constexpr, C: tl.constexpr, CPG: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
-    SILU: tl.constexpr, P: tl.constexpr, QUICK: tl.constexpr,
+    SILU: tl.constexpr, P: tl.constexpr, QUICK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     cols, n = tl.arange(0, K), tl.program_id(1)
     c, live = tl.program_id(0) * (GROUPS * CPG) + cols, cols < GROUPS * CPG
@@ -153,7 +153,7 @@ def backward(
     g = tl.load(gamma + c, mask=live, other=0.0).to(tl.float32)
     b = tl.load(beta + c, mask=live, other=0.0).to(tl.float32)
     weighted, plain = tl.zeros([ROWS, K], tl.float32), tl.zeros([ROWS, K], tl.float32)
-    for start in range(0, HW, ROWS):
+    for start in tl.range(0, HW, ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         mask = live[None, :] & (rows < HW)[:, None]
         h, d = inward(
@@ -166,7 +166,7 @@ def backward(
     COUNT: tl.constexpr = HW * CPG
     a1, a2 = within_groups(db * g, CPG, GROUPS, K) / COUNT, within_groups(dg * g, CPG, GROUPS, K) / COUNT
     moved = tl.zeros([ROWS, K], tl.float32)
-    for start in range(0, HW, ROWS):
+    for start in tl.range(0, HW, ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         mask = live[None, :] & (rows < HW)[:, None]
         h, d = inward(

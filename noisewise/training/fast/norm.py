@@ -20,6 +20,7 @@ HELD, MOST = 1024, 16384  # pixels of an image that a program can keep, and valu
 EACH = {"forward": 64, "backward": 32}  # values a thread then has
 COLUMNS, VALUES, FEW = 32, 4096, 16  # otherwise: channels, values at a time, and values a thread
 IMAGES = 65535  # the second dimension of a grid has no more
+STAGES = 1  # rows that are fetched ahead, and one
 QUICK = True  # off where there is no GPU: Triton's interpreter knows no instructions of one
 
 
@@ -33,7 +34,7 @@ def _share(x: Tensor, groups: int, which: str) -> tuple[tuple[int, int], dict[st
     rows = block if held else min(max(VALUES // columns, 1), block)
     warps = min(max(rows * columns // (32 * (EACH[which] if held else FEW)), 1), 16)
     sizes = {"HW": pixels, "C": channels, "CPG": per_group, "GROUPS": count, "K": columns, "ROWS": rows}
-    return (groups // count, n), {**sizes, "num_warps": warps, "QUICK": QUICK}
+    return (groups // count, n), {**sizes, "num_warps": warps, "QUICK": QUICK, "STAGES": STAGES}
 
 
 def _columns(groups: int, per_group: int, wanted: int) -> tuple[int, int]:
