@@ -16,25 +16,29 @@ from torch.nn import functional as F
 
 from noisewise.training.fast import kernels
 
-HELD, MOST = 1024, 16384  # pixels of an image that a program can keep, and values: with more of them registers run out
+MOST = 16384  # values of an image that a program can keep: with more of them registers run out
 EACH = {"forward": 64, "backward": 32}  # values a thread then has
-COLUMNS, VALUES, FEW = 32, 4096, 16  # otherwise: channels, values at a time, and values a thread
+VALUES, FEW, AHEAD = 2048, 16, 3  # otherwise: values at a time, values a thread, and parts on their way
 IMAGES = 65535  # the second dimension of a grid has no more
-STAGES = 1  # rows that are fetched ahead, and one
 QUICK = True  # off where there is no GPU: Triton's interpreter knows no instructions of one
 
 
 def _share(x: Tensor, groups: int, which: str) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid, and what a program takes on: groups that fill about so many columns. Sizes are those that measured best."""
+    """The grid, and what a program takes on: groups that fill about so many columns.
+
+    It keeps the pixels of small images, and fetches those of larger ones part by part, some ahead. Sizes are those that
+    measured best (benchmarks/kernel_sizes.py).
+    """
     n, channels, pixels = x.shape
     per_group, block = channels // groups, triton.next_power_of_2(pixels)
-    held = pixels <= HELD and per_group & (per_group - 1) == 0 and block * per_group <= MOST
-    wanted = min(1 << (9 - (block.bit_length() - 1) // 2), 128) if held else COLUMNS
-    count, columns = _columns(groups, per_group, wanted)
+    narrow, backward = per_group < 4, which == "backward"
+    held = pixels <= (256 if narrow or backward else 1024) and per_group & (per_group - 1) == 0 and block * per_group <= MOST
+    filled = min(1 << (9 - backward - (block.bit_length() - 1) // 2), 128)
+    count, columns = _columns(groups, per_group, filled if held else 32 if narrow else 64)
     rows = block if held else min(max(VALUES // columns, 1), block)
     warps = min(max(rows * columns // (32 * (EACH[which] if held else FEW)), 1), 16)
     sizes = {"HW": pixels, "C": channels, "CPG": per_group, "GROUPS": count, "K": columns, "ROWS": rows}
-    return (groups // count, n), {**sizes, "num_warps": warps, "QUICK": QUICK, "STAGES": STAGES}
+    return (groups // count, n), {**sizes, "num_warps": warps, "QUICK": QUICK, "STAGES": 1 if held else AHEAD}
 
 
 def _columns(groups: int, per_group: int, wanted: int) -> tuple[int, int]:
