@@ -234,7 +234,8 @@ def kernels_of(step: Callable[[], None], steps: int = 3) -> list[tuple[str, floa
             torch.cuda.synchronize()
     except RuntimeError as error:  # the speed is known all the same
         return [(f"no profile: {error}"[:110], 0.0, 0.0)]
-    found = sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)[:KERNELS]
+    on_device = [event for event in profile.key_averages() if event.self_device_time_total > 0]  # not calls of the host
+    found = sorted(on_device, key=lambda event: -event.self_device_time_total)[:KERNELS]
     return [(event.key[:110], round(event.self_device_time_total / steps, 1), event.count / steps) for event in found]
 
 

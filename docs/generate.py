@@ -67,6 +67,7 @@ MADE: dict[str, Callable[..., str]] = {
     "set-up": speed.set_up,
     "profile": speed.profile,
     "changes": speed.changes,
+    "sizes": speed.sizes,
     "loss-curves": speed.loss_curves,
     "generation": speed.generation,
     "preset-cost": study.preset_cost,

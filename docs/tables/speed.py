@@ -161,13 +161,30 @@ def changes() -> str:
             "" if row["path"] == FAST else f"`{row['path']}`",
             " ".join([row["change"], *(f"`{one}`" for one in row["settings"])]) + (", under MPS" if row["mps"] else ""),
             f"{row['steps_per_second']:.1f}" if row["model"] in MODELS else f"{row['steps_per_second']:.2f}",
-            f"{row['launches']:.0f}",
+            "" if row["launches"] is None else f"{row['launches']:.0f}",
             f"{row['microseconds'] / 1000:.2f} ms",
         ]
         for model in names
         for row in speeds(model, PROFILES)
     ]
     return table(["network", "path, if not `fast`", "change", "steps a second", "launches", "in kernels"], lines)
+
+
+def sizes() -> str:
+    """What the normalisation's kernels take in a step: with the sizes before, by today's rule, and the best of each shape."""
+    found: dict[tuple[str, str], list[float]] = {}
+    shapes: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows("kernel_sizes.jsonl"):
+        shapes.setdefault(tuple(row[name] for name in ("model", "which", "channels", "pixels", "dropout")), []).append(row)
+    for (model, which, *_), timed in shapes.items():
+        before, now = (next(row for row in timed if row.get(name)) for name in ("before", "now"))
+        least = min(row["microseconds"] for row in timed)
+        sums = found.setdefault((model, which), [0.0] * 4)
+        for place, value in enumerate((before["microseconds"], now["microseconds"], least, before["floor"])):
+            sums[place] += before["count"] * value
+    names = {"small": "9.0 M", "paper": "35.7 M"}
+    lines = [[names[model], which, *(f"{value:.0f}" for value in sums)] for (model, which), sums in found.items()]
+    return table(["network", "pass", "before: µs a step", "now", "best size of each shape", "memory alone"], lines)
 
 
 def loss_curves() -> str:
