@@ -173,7 +173,7 @@ def by_micro_batches(model: nn.Module, losses: Losses, samples: Samples, size: i
 
 
 def _square(tensors: list[Tensor]) -> float:
-    return sum(float(tensor.square().sum(dtype=torch.float64)) for tensor in tensors)
+    return float(torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float64)).square().sum())  # waits once
 
 
 def _mean_and_error(values: Tensor) -> tuple[float, float]:
