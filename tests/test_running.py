@@ -349,8 +349,16 @@ def test_outliers_are_told_of_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         running.warn()
-    running.update(torch.tensor([0.52]), torch.tensor([1e6]))
-    with pytest.warns(RuntimeWarning, match="1 losses so far were ten times and more above"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(running.few - 1):
+            running.update(torch.tensor([0.52]), torch.tensor([1e9]))
+            running.warn()
+    running.update(torch.tensor([0.52]), torch.tensor([1e9]))
+    with pytest.warns(RuntimeWarning, match="10 losses so far were ten times and more above"):
+        running.warn()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         running.warn()
 
 
