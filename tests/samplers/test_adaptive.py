@@ -1,5 +1,6 @@
 """The adaptive sampler: what it refuses, skips and undoes, and how it composes."""
 
+import inspect
 import warnings
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective
 from noisewise.feedback import preserved_random_state
 from noisewise.objective import PREDICTIONS
+from noisewise.samplers.adaptive import ESTIMATORS
 from noisewise.weighting import MinSNR
 
 
@@ -38,6 +40,12 @@ from noisewise.weighting import MinSNR
 def test_bad_settings_are_explained(estimator, settings, message):
     with pytest.raises(ValueError, match=message.replace("...", r"\.\.\.")):
         AdaptiveSampler(DDPM.linear(), estimator, **settings)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_no_setting_of_an_estimator_is_hidden_by_one_of_the_sampler(name):
+    own = inspect.signature(ESTIMATORS[name]).parameters.keys() - {"edges"}
+    assert not own & inspect.signature(AdaptiveSampler).parameters.keys()
 
 
 def test_estimators_say_what_they_need():

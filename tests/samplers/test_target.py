@@ -72,8 +72,8 @@ def test_a_gamma_that_grows_is_what_is_trained(spec, gamma, name):
     torch.testing.assert_close(found, expected / expected.mean(), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("spec", "power"), [("", 1), (",power=2", 2), (",power=0.5", 0.5)])
-def test_gamma_stays_until_its_steps_have_passed_and_never_falls(spec, power):
+@pytest.mark.parametrize(("spec", "growth"), [("", 1), (",growth=2", 2), (",growth=0.5", 0.5)])
+def test_gamma_stays_until_its_steps_have_passed_and_never_falls(spec, growth):
     sampler = noisewise.recipe(f"adaptive:warmup=0,every=2,grow=8{spec}", OBJECTIVES["eps"]).sampler
     found = []
     for _ in range(24):
@@ -81,7 +81,7 @@ def test_gamma_stays_until_its_steps_have_passed_and_never_falls(spec, power):
         with sampler.observe(draw, 1 + draw.u):
             pass
         found.append(float(sampler.gamma))
-    assert found == [5.0 * max(1, (step - step % 2) / 8) ** power for step in range(1, 25)]
+    assert found == [5.0 * max(1, (step - step % 2) / 8) ** growth for step in range(1, 25)]
 
 
 def test_a_sampler_that_is_loaded_aims_where_the_saved_one_did():
@@ -103,7 +103,7 @@ def test_a_copy_aims_where_the_state_that_it_loads_does(copied):
     assert untouched.sampler.target.gamma == 5
 
 
-@pytest.mark.parametrize("spec", ["grow=0", "grow=8,power=0", "grow=8+p2", "grow=8,correction=none"])
+@pytest.mark.parametrize("spec", ["grow=0", "grow=8,growth=0", "grow=8+p2", "grow=8,correction=none"])
 def test_what_cannot_grow_is_refused(spec):
     with pytest.raises(ValueError, match="grow"):
         noisewise.recipe(f"adaptive:{spec}", OBJECTIVES["eps"])

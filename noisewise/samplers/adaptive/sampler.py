@@ -50,7 +50,7 @@ class AdaptiveSampler(Learner):
         draws: how a batch is drawn; by default in strata, so that each batch has its share of every noise level.
         grow: steps after which the gamma of a Min-SNR target grows with the steps, so that the objective becomes the plain
             one in a long training; by default it stays.
-        power: of the steps, by which gamma grows: 1 for in proportion.
+        growth: the power of the steps by which gamma grows: 1 for in proportion.
         collapse: a density narrower than this, exp(entropy), goes back to uniform with a warning, and is learned anew.
         settings: `weighting`, `objective` and `seed` of all learning samplers; the estimator's own.
     """
@@ -67,7 +67,7 @@ class AdaptiveSampler(Learner):
         target: Weighting | None = None,
         draws: str = "stratified",
         grow: int | None = None,
-        power: float = 1.0,
+        growth: float = 1.0,
         collapse: float = 0.02,
         **settings: Any,
     ) -> None:
@@ -92,12 +92,12 @@ class AdaptiveSampler(Learner):
         self.conditional = self.estimator.conditional
         if not 0 <= collapse < 1:
             raise ValueError(f"collapse must lie in [0, 1), got {collapse}")
-        self.collapse, self.grow, self.power = collapse, grow, power
+        self.collapse, self.grow, self.growth = collapse, grow, growth
         if grow is not None:
             if grow < 1:
                 raise ValueError(f"grow must be >= 1, got {grow}")
-            if not 0 < power < math.inf:
-                raise ValueError(f"power, by which gamma grows, must be a positive number, got {power}")
+            if not 0 < growth < math.inf:
+                raise ValueError(f"growth must be a positive number, the power of the steps by which gamma grows, got {growth}")
             if not isinstance(self.target, MinSNR):
                 raise ValueError("grow lets the gamma of a Min-SNR target grow: give none, or target=(minsnr:gamma=5)")
             self.first_gamma = self.target.gamma
@@ -137,7 +137,7 @@ class AdaptiveSampler(Learner):
             mass = widths
         self.propose(mass)
         if self.grow is not None:
-            self._aim(self.first_gamma * max(1.0, (self.step + 1) / self.grow) ** self.power)
+            self._aim(self.first_gamma * max(1.0, (self.step + 1) / self.grow) ** self.growth)
 
     def _aim(self, gamma: float) -> None:
         """Train Min-SNR's objective with this gamma from here on."""
