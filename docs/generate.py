@@ -37,6 +37,8 @@ MADE: dict[str, Callable[..., str]] = {
     "field-objectives": field.field_objectives,
     "v2-runs": long.runs,
     "v2-map": long.what_pictures_want,
+    "small-images": long.small_images,
+    "small-images-map": long.small_images_want,
     "v2-branches": long.branches,
     "v2-losses": long.losses_by_tenth,
     "v2-beside": long.losses_beside_uniform,

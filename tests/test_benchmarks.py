@@ -475,3 +475,40 @@ def test_the_half_hour_run_goes_on_where_it_was_stopped(tmp_path):
     assert row["step"] == row["config"]["steps"]
     assert row["config"]["optimizer"]["cooldown"] == round(0.2 * row["step"])
     assert (tmp_path / "runs" / "uniform.png").exists()
+
+
+# thumbnails -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_images(benchmark, tmp_path):
+    """Settings of thumbnails.py for 40 images of noise, and a classifier that has learned nothing."""
+    torch.manual_seed(0)
+    for name in ("data_batch_1.bin", "test_batch.bin"):
+        (tmp_path / name).write_bytes(torch.randint(0, 10, (40, 3073), dtype=torch.uint8).numpy().tobytes())
+    torch.save(benchmark("thumbnails").Classifier().state_dict(), tmp_path / "classifier.pt")
+    paths = {"data": tmp_path, "classifier": tmp_path / "classifier.pt", "save": tmp_path, "json": tmp_path / "rows.jsonl"}
+    numbers = {"seed": 0, "steps": 2, "marks": "2", "branch": 4, "batch": 8, "lr": 1e-3, "images": 8}
+    return argparse.Namespace(process="quadratic", **numbers, **paths)
+
+
+def test_a_pixel_of_a_thumbnail_is_the_mean_of_sixteen(benchmark, tmp_path):
+    image = torch.arange(32, dtype=torch.uint8).repeat(32, 1).expand(3, 32, 32)
+    (tmp_path / "data_batch_1.bin").write_bytes(bytes([7]) + image.numpy().tobytes())
+    images, classes = benchmark("thumbnails").thumbnails(tmp_path, "data_batch_*.bin")
+    torch.testing.assert_close(images[0, 1, 5], (torch.arange(8) * 4 + 1.5) / 127.5 - 1)
+    assert classes.tolist() == [7]
+
+
+@pytest.mark.filterwarnings("ignore:.*samples for 192 dimensions")
+def test_a_branch_of_thumbnails_begins_where_training_was(benchmark, small_images):
+    thumbnails = benchmark("thumbnails")
+    thumbnails.train(small_images, "uniform")
+    state = small_images.save / "uniform-0-2.pt"
+    thumbnails.branch(argparse.Namespace(**{**vars(small_images), "lr": 0.0}), state, 3)
+    training = thumbnails.Training(small_images)
+    training.model.load_state_dict(torch.load(state, weights_only=True)["model"])
+    expected = thumbnails.evaluated(training.model, training.objective, training.others, 8)["held_out"]
+    trained, branched = (json.loads(line) for line in small_images.json.read_text().splitlines())
+    assert branched["held_out"] == expected != trained["held_out"]  # of the average there
+    assert (branched["from"], branched["where"]) == (2, 3)

@@ -157,3 +157,32 @@ def what_pictures_want() -> str:
         lines.append([f"{step:,}", *(f"{gains[k]:+.1f}" for k in range(10)), f"{noise:.1f}"])
     heads = [f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in range(10)]
     return table(["steps", *heads, "two seeds of uniform differ by"], lines)
+
+
+def small_images() -> str:
+    """Distances of the runs of thumbnails.py over uniform's with the same seed; uniform's own first."""
+    found: dict[tuple[str, int, str], dict[int, float]] = {}
+    for row in rows("thumbnails.jsonl"):
+        found.setdefault((row["process"], row["seed"], row["spec"]), {})[row["step"]] = row["distance"]
+    marks = sorted({step for curve in found.values() for step in curve})
+    lines = []
+    for (process, seed, spec), curve in sorted(found.items(), key=lambda one: (*one[0][:2], one[0][2] != "uniform", one[0][2])):
+        base = dict.fromkeys(marks, 1.0) if spec == "uniform" else found[process, seed, "uniform"]
+        cells = [f"{curve[mark] / base[mark]:.2f}" if mark in curve and mark in base else "–" for mark in marks]
+        lines.append([process, str(seed), f"`{spec}`", *cells])
+    return table(["process", "seed", "spec", *(f"{mark:,}" for mark in marks)], lines)
+
+
+def small_images_want() -> str:
+    """The map of thumbnails.py: gains of branches over uniform's mean, in per cent."""
+    found: dict[int, dict[Any, float]] = {}
+    for row in rows("thumbnails-map.jsonl"):
+        found.setdefault(row["from"], {})[row["where"]] = row["distance"]
+    lines = []
+    for step, distances in sorted(found.items()):
+        uniform = [distances["uniform 0"], distances["uniform 1"]]
+        base = math.sqrt(uniform[0] * uniform[1])
+        gains = [f"{100 * math.log(base / distances[tenth]):+.1f}" for tenth in range(10)]
+        lines.append([f"{step:,}", *gains, f"{100 * abs(math.log(uniform[0] / uniform[1])):.1f}"])
+    heads = [f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in range(10)]
+    return table(["steps", *heads, "two seeds of uniform differ by"], lines)
