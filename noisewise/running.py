@@ -92,7 +92,7 @@ class RunningLoss(KeepsPrecision):
 
     rise = 1.1
     first = 100  # calls that look at the batch's median: later, intervals have more losses
-    few = 10  # outliers that are nothing to tell of: one in a hundred thousand losses is usual
+    many = 10  # outliers; a few are usual in a long training
 
     def __init__(self, edges: Tensor, decay: float = 0.98) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class RunningLoss(KeepsPrecision):
 
     def warn(self) -> None:
         """Say, once, that there were many outliers; for steps that wait for the device anyway."""
-        if not self._warned and int(self.outliers) >= self.few:
+        if not self._warned and int(self.outliers) >= self.many:
             self._warned = True
             warnings.warn(
                 f"{int(self.outliers)} losses so far were ten times and more above what their noise levels usually have, and "

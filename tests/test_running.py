@@ -351,7 +351,7 @@ def test_outliers_are_told_of_once():
         running.warn()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(running.few - 1):
+        for _ in range(running.many - 1):
             running.update(torch.tensor([0.52]), torch.tensor([1e9]))
             running.warn()
     running.update(torch.tensor([0.52]), torch.tensor([1e9]))
