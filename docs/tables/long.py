@@ -11,6 +11,7 @@ from noisewise import DDPM
 from . import rows, spec_now, table
 from .field import NAMES
 
+TENTHS = [f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in range(10)]  # of u
 MOVING = ("uniform", "min-snr", "adaptive", "adaptive:grow=8000")  # whose objectives differ
 
 
@@ -84,7 +85,7 @@ def losses_beside_uniform(process: str, seed: str) -> str:
         if (of, str(own)) == (process, seed) and method != "uniform" and (of, own, "uniform", step) in known:
             ratios = zip(tenths(losses), tenths(known[of, own, "uniform", step]), strict=True)
             lines.append([f"`{method}`", f"{step:,}", *(f"{mine / other:.3f}" for mine, other in ratios)])
-    return table(["run", "steps", *(f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in range(10))], lines)
+    return table(["run", "steps", *TENTHS], lines)
 
 
 def losses_by_tenth(plan: str) -> str:
@@ -95,7 +96,7 @@ def losses_by_tenth(plan: str) -> str:
     for name, row in ends.items():
         ratios = zip(tenths(row["held_out"]), tenths(known[about(row, "adaptive")]), strict=True)
         lines.append([f"`{name}`", f"{row['step']:,}", *(f"{mine / other:.3f}" for mine, other in ratios)])
-    return table(["run", "steps", *(f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in range(10))], lines)
+    return table(["run", "steps", *TENTHS], lines)
 
 
 def noise_of_draws() -> str:
@@ -155,8 +156,7 @@ def what_pictures_want() -> str:
         gains = {row["stratum"]: 100 * math.log(uniform[row["seed"]] / row["distance"]) for row in found if row["seed"] == 0}
         noise = 100 * abs(math.log(uniform[0] / uniform[1]))
         lines.append([f"{step:,}", *(f"{gains[k]:+.1f}" for k in range(10)), f"{noise:.1f}"])
-    heads = [f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in range(10)]
-    return table(["steps", *heads, "two seeds of uniform differ by"], lines)
+    return table(["steps", *TENTHS, "two seeds of uniform differ by"], lines)
 
 
 def small_images() -> str:
@@ -184,5 +184,4 @@ def small_images_want() -> str:
         base = math.sqrt(uniform[0] * uniform[1])
         gains = [f"{100 * math.log(base / distances[tenth]):+.1f}" for tenth in range(10)]
         lines.append([f"{step:,}", *gains, f"{100 * abs(math.log(uniform[0] / uniform[1])):.1f}"])
-    heads = [f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in range(10)]
-    return table(["steps", *heads, "two seeds of uniform differ by"], lines)
+    return table(["steps", *TENTHS, "two seeds of uniform differ by"], lines)
