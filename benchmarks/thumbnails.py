@@ -207,9 +207,10 @@ def branch(args: argparse.Namespace, state: Path, where: int | str) -> None:
     training.model.load_state_dict(found["model"])
     training.optimizer.load_state_dict(found["optimizer"])
     training.start_average()
-    process, seed = training.objective.process, args.seed
+    process = training.objective.process
+    seed = int(where.split()[1]) if isinstance(where, str) else args.seed
     if isinstance(where, str):
-        sampler: Sampler = Uniform(process, seed=(seed := int(where.split()[1])))
+        sampler: Sampler = Uniform(process, seed=seed)
     else:
         sampler = RangeSampler(process, where / TENTHS, (where + 1) / TENTHS, 0.5)
     training.generator.manual_seed(1000 + seed)
