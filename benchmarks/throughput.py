@@ -87,6 +87,7 @@ def main() -> None:
     )
     parser.add_argument("--profile", action="store_true", help="name the kernels that take most of a step")
     parser.add_argument("--at-once", type=int, default=0, help="processes that get ready side by side; 0 for all")
+    parser.add_argument("--caches", type=Path, help="a folder of compile caches to keep, for a second run without the wait")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -101,11 +102,14 @@ def main() -> None:
         parser.error(f"unknown model {unknown[0]!r}: choose from {', '.join((*CHANNELS, *TRANSFORMERS))}")
     if unknown := [one for one in (*args.paths.split(";"), *args.setup.split(";")) if one and one not in PATHS]:
         parser.error(f"unknown path {unknown[0]!r}: choose from {'; '.join(PATHS)}")
+    if args.caches and args.setup:
+        parser.error('set-up is measured with caches that are empty at first: leave out --caches, or add --setup ""')
     if args.one:
         model, path = args.one.split("/")
         print("ROW " + json.dumps(measure(args, model, path)))
         return
     with tempfile.TemporaryDirectory() as folder:
+        args.caches = args.caches or Path(folder)
         for row in rows(args, Path(folder)):
             print(line(row), flush=True)
             if args.json:
@@ -116,16 +120,16 @@ def rows(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """First set-up, as it fills the compile caches for the others."""
     setups, paths = ([path for path in text.split(";") if path] for text in (args.setup, args.paths))
     models = args.models.split(",")
-    yield from setup_rows(args, folder, [(model, path) for model in models for path in setups])
+    yield from setup_rows(args, [(model, path) for model in models for path in setups])
     yield from speed_rows(args, folder, [(model, path) for model in models for path in paths])
 
 
-def setup_rows(args: argparse.Namespace, folder: Path, wanted: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+def setup_rows(args: argparse.Namespace, wanted: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     """Set-up alone, models side by side: with empty compile caches, then again with what that has left in them."""
     short = argparse.Namespace(**{**vars(args), "blocks": 1, "steps": 1, "warm": 0})
     for caches in ("empty", "filled"):
         for group in groups(wanted, args.at_once):
-            for job, (model, path) in [(Job(short, folder, *one), one) for one in group]:
+            for job, (model, path) in [(Job(short, *one), one) for one in group]:
                 about = {"model": model, "path": path, "batch": batch_of(args, model), "caches": caches, "at_once": len(group)}
                 found = job.answer()
                 yield about | {key: found[key] for key in ("setup_seconds", "error") if key in found}
@@ -135,7 +139,7 @@ def speed_rows(args: argparse.Namespace, folder: Path, wanted: list[tuple[str, s
     """Those of a group get ready at once, then each has its turn; one that is alone does not wait."""
     for number, group in enumerate(groups(wanted, args.at_once)):
         gates = [None] if len(group) == 1 else [folder / f"{number}-{place}" for place in range(len(group))]
-        jobs = [Job(args, folder, *one, gate=gate) for one, gate in zip(group, gates, strict=True)]
+        jobs = [Job(args, *one, gate=gate) for one, gate in zip(group, gates, strict=True)]
         while not all(job.ready() for job in jobs):
             time.sleep(0.1)
         for (model, path), job in zip(group, jobs, strict=True):
@@ -154,13 +158,13 @@ def batch_of(args: argparse.Namespace, model: str) -> int:
 class Job:
     """A row in a process of its own, which waits before it measures if it has a gate."""
 
-    def __init__(self, args: argparse.Namespace, folder: Path, model: str, path: str, gate: Path | None = None) -> None:
+    def __init__(self, args: argparse.Namespace, model: str, path: str, gate: Path | None = None) -> None:
         command = [sys.executable, __file__, "--one", f"{model}/{path}", "--launcher", str(os.getpid())]
         command += ["--gate", str(gate)] if gate else []
         for name in ("batch", "blocks", "steps", "warm", "device"):
             command += [f"--{name}", str(getattr(args, name))] if getattr(args, name) is not None else []
         command += ["--profile"] if args.profile else []
-        caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
+        caches = {f"{name.upper()}_CACHE_DIR": str(args.caches / name) for name in ("torchinductor", "triton")}
         self.gate, self.said = gate, tempfile.TemporaryFile("w+")  # noqa: SIM115  as long as the process
         self.process = subprocess.Popen(command, stdout=self.said, stderr=self.said, env={**os.environ, **caches})
 
