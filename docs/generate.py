@@ -36,6 +36,7 @@ MADE: dict[str, Callable[..., str]] = {
     "field-targets": field.field_targets,
     "field-objectives": field.field_objectives,
     "v2-runs": long.runs,
+    "v2-ratios": long.ratios,
     "v2-map": long.what_pictures_want,
     "small-images": long.small_images,
     "small-images-map": long.small_images_want,

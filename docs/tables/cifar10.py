@@ -44,13 +44,15 @@ def confirmation() -> str:
 
 
 def front() -> str:
-    """What the README shows: mean FID over seeds at a short and a long budget, and its ratios, mean over the seeds of both."""
+    """What the README shows: mean FID over seeds at a short and longer budgets, and its ratios, mean over the seeds of both."""
     specs = ("uniform", "minsnr:gamma=5", "adaptive")
-    short = [row for row in rows(CONFIRMED) if row.get("share") == 1]
-    long = [row for row in rows("cifar10-v2-runs.jsonl") if row["step"] == 32000]
+    budgets = [[row for row in rows(CONFIRMED) if row.get("share") == 1]]
+    for mark in (24000, 32000, 64000):
+        at = [row for row in rows("cifar10-v2-runs.jsonl") if row["step"] == mark]
+        budgets.append([row for row in at if mark > 24000 or row["process"] != "quadratic"])
     lines = []
     for process, name in PROCESSES.items():
-        for found in (short, long):
+        for found in budgets:
             ends = {(spec_now(row), row["seed"]): row["distance"] for row in found if row["process"] == process}
             seeds = {spec: {seed: end for (one, seed), end in ends.items() if one == spec} for spec in specs}
             if not seeds["adaptive"]:

@@ -34,14 +34,17 @@ def joined(cells: Iterable[str]) -> str:
 
 
 def with_spread(ends: dict[int, float]) -> str:
-    """The mean over seeds, and half of their range."""
+    """The mean over seeds, and half of their range; a dash for none."""
+    if not ends:
+        return "–"
     spread = (max(ends.values()) - min(ends.values())) / 2
     return f"{statistics.fmean(ends.values()):.1f}" + (f" ± {spread:.1f}" if len(ends) > 1 else "")
 
 
 def geometric(ends: dict[int, float], others: dict[int, float]) -> str:
-    """The geometric mean of the ratios, over the seeds that both have."""
-    return f"{math.exp(statistics.fmean(math.log(ends[seed] / others[seed]) for seed in ends.keys() & others.keys())):.2f}"
+    """The geometric mean of the ratios, over the seeds that both have; a dash for none."""
+    ratios = [math.log(ends[seed] / others[seed]) for seed in ends.keys() & others.keys()]
+    return f"{math.exp(statistics.fmean(ratios)):.2f}" if ratios else "–"
 
 
 def in_order(found: dict[int, str], seeds: Iterable[int]) -> str:

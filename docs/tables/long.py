@@ -35,6 +35,22 @@ def in_marks(curve: dict[int, float], marks: list[int]) -> list[str]:
     return [f"{curve[mark]:.1f}" if mark in curve else "–" for mark in marks]
 
 
+def ratios() -> str:
+    """FID over uniform's with the same seed at each mark, for the default and its growing cut-offs."""
+    known = {about(row): row["distance"] for row in rows("cifar10-v2-runs.jsonl")}
+    found: dict[tuple[str, str, int], dict[int, float]] = {}
+    for (process, seed, method, step), distance in known.items():
+        uniform = known.get((process, seed, "uniform", step))
+        if uniform and method.startswith("adaptive") and "paper" not in method:
+            found.setdefault((process.partition(":")[0], method, seed), {})[step] = distance / uniform
+    marks = sorted({step for curve in found.values() for step in curve})
+    lines = []
+    for (process, method, seed), curve in sorted(found.items()):
+        cells = [f"{curve[mark]:.2f}" if mark in curve else "–" for mark in marks]
+        lines.append([process, f"`{method}`", str(seed), *cells])
+    return table(["process", "spec", "seed", *(f"{mark:,}" for mark in marks)], lines)
+
+
 def branches(plan: str) -> str:
     """FID at each mark of the runs of a plan, over uniform's and over the default's with the same seed."""
     known = {about(row): row["distance"] for row in rows("cifar10-v2-runs.jsonl")}
