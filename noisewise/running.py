@@ -104,12 +104,13 @@ class RunningLoss(KeepsPrecision):
         self.register_buffer("sums", torch.zeros(3, bins, dtype=torch.float32))  # decayed: count, weighted loss, loss^2
         self.register_buffer("beyond", torch.zeros(bins, dtype=torch.float32))  # how many outliers there were
         self.register_buffer("bins", torch.arange(bins), persistent=False)
-        self.register_buffer("one", torch.ones((), dtype=torch.float32), persistent=False)
+        # numbers that would be tensors anew at every step, each a kernel
+        self.register_buffer("numbers", torch.tensor([0.0, 1.0, decay, self.rise], dtype=torch.float32), persistent=False)
         self.edges: Tensor
         self.sums: Tensor
         self.beyond: Tensor
         self.bins: Tensor
-        self.one: Tensor
+        self.numbers: Tensor
         self._calls = 0  # of this process; not saved, since it changes no ordinary result
         self._warned = False
 
@@ -128,14 +129,16 @@ class RunningLoss(KeepsPrecision):
         weighted = None if weights is None else weights * losses
         finite, outlier = self._judged(where, squares, weighted)
         self._calls += 1
+        zero, one, decay, rise = self.numbers
         ordinary = finite ^ outlier
-        values = torch.stack([losses if weighted is None else weighted, squares])
-        weighted, squares = torch.where(ordinary, values, 0.0)
-        rows = torch.stack([ordinary, weighted, squares, ~finite, outlier])
-        batch = distributed.gather_sum(torch.where(where[:, None] == self.bins, rows[:, :, None], 0.0).sum(1))
-        fade = torch.where(batch[0] > 0, self.decay, self.one)  # of two numbers it would be in torch's default precision
+        values = torch.where(ordinary, torch.stack([losses if weighted is None else weighted, squares]), zero)
+        kinds = torch.stack([ordinary, ~finite, outlier]).to(values.dtype)
+        rows = torch.cat([kinds[:1], values, kinds[1:]])
+        batch = distributed.gather_sum(torch.where(where[:, None] == self.bins, rows[:, :, None], zero).sum(1))
+        happened = batch[::4] > 0  # ordinary losses, and outliers
+        fade = torch.where(happened[0], decay, one)
         torch.addcmul(batch[:3], self.sums, fade, out=self.sums)
-        self.sums[2].mul_(torch.where(batch[4] > 0, self.rise, self.one))
+        self.sums[2].mul_(torch.where(happened[1], rise, one))
         self.beyond += batch[4]
         return batch[:4]
 

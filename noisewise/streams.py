@@ -51,14 +51,17 @@ def stream_key(*parts: int) -> int:
     return key
 
 
-def bits(key: int, n: int, device: torch.device | str = "cpu") -> Tensor:
-    """n random 64-bit integers (as int64)."""
-    counter = torch.arange(1, n + 1, dtype=torch.int64, device=device)
-    return _mix(counter * _signed(GOLDEN) + _signed(key))
+def bits(key: int | Sequence[int], n: int, device: torch.device | str = "cpu") -> Tensor:
+    """n random 64-bit integers (as int64); of several keys a row for each."""
+    counter = torch.arange(1, n + 1, dtype=torch.int64, device=device) * _signed(GOLDEN)
+    if isinstance(key, int):
+        return _mix(counter + _signed(key))
+    keys = torch.tensor([_signed(one) for one in key], dtype=torch.int64).to(device, non_blocking=True)
+    return _mix(counter + keys[:, None])
 
 
-def uniforms(key: int, n: int, device: torch.device | str = "cpu") -> Tensor:
-    """n float32 numbers, uniform on the odd multiples of 2^-24 in (0, 1)."""
+def uniforms(key: int | Sequence[int], n: int, device: torch.device | str = "cpu") -> Tensor:
+    """n float32 numbers, uniform on the odd multiples of 2^-24 in (0, 1); of several keys a row for each."""
     return uniform_of(bits(key, n, device))
 
 

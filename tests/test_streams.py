@@ -24,6 +24,12 @@ def test_the_generator_is_split_mix_64():
         assert [value & MASK for value in bits(seed, 50).tolist()] == split_mix_64(seed, 50)
 
 
+def test_several_keys_give_a_row_each():
+    keys = [0, 5, MASK, stream_key(1, 2)]
+    assert torch.equal(bits(keys, 9), torch.stack([bits(key, 9) for key in keys]))
+    assert torch.equal(uniforms(keys, 9), torch.stack([uniforms(key, 9) for key in keys]))
+
+
 def test_uniforms_are_uniform_and_inside():
     u = uniforms(stream_key(1, 2, 3), 200_000)
     assert float(u.min()) > 0

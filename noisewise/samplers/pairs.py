@@ -13,7 +13,7 @@ from noisewise.samplers.base import Sampler
 from noisewise.samplers.combine import Combined, check_part
 from noisewise.samplers.histogram import Histogram
 from noisewise.samplers.static import bins_of
-from noisewise.streams import bits, uniform_of
+from noisewise.streams import stream_key, uniforms
 
 
 class Pairs(Combined):
@@ -92,7 +92,7 @@ class Pairs(Combined):
 
     def _numbers(self, stream: int, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
         if generator is None:
-            return uniform_of(bits(self._key(stream, distributed.rank()), n, device))
+            return uniforms(stream_key(self.seed, self.step, self.micro, distributed.rank(), stream), n, device)
         return torch.rand(n, generator=generator, device=generator.device, dtype=torch.float32).to(device)
 
     def _below(self, t: Tensor) -> Tensor:

@@ -219,6 +219,23 @@ def test_draws_are_a_function_of_seed_step_and_micro_batch(spec, fill):
 
 
 @pytest.mark.parametrize("draws", ["independent", "stratified", "antithetic"])
+def test_numbers_made_ahead_are_those_of_their_step(draws):
+    sizes = [8] * 40 + [5, 8, 8]  # the last batch of an epoch is smaller
+    one = noisewise.recipe(f"uniform:draws={draws}", DDPM.linear()).sampler
+    for step, size in enumerate(sizes):
+        other = noisewise.recipe(f"uniform:draws={draws}", DDPM.linear()).sampler
+        other.step = step
+        drawn = one.sample(size).u
+        assert torch.equal(drawn, other.sample(size).u)
+        drawn.zero_()  # it is the caller's
+        one.micro = 0
+        again = one.sample(size).u
+        other.micro = 0
+        assert torch.equal(again, other.sample(size).u)
+        one.advance()
+
+
+@pytest.mark.parametrize("draws", ["independent", "stratified", "antithetic"])
 @pytest.mark.parametrize("spec", ALL_SPECS)
 def test_a_generator_of_the_callers_is_used(spec, draws, fill):
     sampler = make(fill(spec), DDPM.linear(), draws=draws)
