@@ -15,21 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisewise import distributed
 from noisewise.levels import check_per_sample, check_range, middles, visible
 from noisewise.processes import Process, check_process
 from noisewise.running import KeepsPrecision
 from noisewise.samplers.correction import Correction, effective_sample_size
+from noisewise.samplers.draws import Numbers
 from noisewise.samplers.histogram import Histogram
-from noisewise.streams import bits, checked_seed, stream_key, uniform_of, uniforms
+from noisewise.streams import checked_seed
 from noisewise.weighting import Weighting
 
 LossAt = Callable[[Any, Tensor], Tensor]
 """(rows, u) -> (N,) losses of the batch's rows at those u, not weighted by draw.weight."""
 
-DRAWS = ("independent", "stratified", "antithetic")
 GRID = 4096  # at least so many points for means over u
-AHEAD, MOST = 32, 2**16  # steps whose random numbers are made at once, and numbers: a GPU makes as many as fast as a few
 FORGOTTEN = 1000  # batches without a step after which `observe` was probably forgotten: nobody accumulates so many
 
 
@@ -156,19 +154,16 @@ class Sampler(KeepsPrecision):
     ) -> None:
         super().__init__()
         check_process(process)
-        if draws not in DRAWS:
-            raise ValueError(f"unknown draws {draws!r}: choose one of {', '.join(DRAWS)}")
         self.process = process
         self.correction = Correction.parse(correction)
         if self.correction.kind == "target" and not self.has_target:
             raise ValueError(f"{type(self).__name__} has no target: correction=target is for samplers that learn, as adaptive")
         self.table = Histogram(table, persistent=False) if isinstance(table, Tensor) else table
-        self.draws = draws
+        self._numbers = Numbers(draws)
         self.seed = checked_seed(seed)
         self.step = 0  # optimizer steps observed
         self.micro = 0  # batches drawn since the last observed step
         self._mean_weight: Tensor | None = None
-        self._ahead: tuple[tuple[Any, ...], range, Tensor] | None = None  # uniform numbers: whose, of which steps, a row each
         self.register_buffer("_anchor", torch.empty(0, dtype=torch.float32), persistent=False)  # knows the device
 
     # What a method defines ------------------------------------------------------------------------------------------
@@ -279,6 +274,11 @@ class Sampler(KeepsPrecision):
     # Shared machinery -----------------------------------------------------------------------------------------------
 
     @property
+    def draws(self) -> str:
+        """How a batch is drawn."""
+        return self._numbers.draws
+
+    @property
     def device(self) -> torch.device:
         """Where the sampler's state lives; `sample` moves it to its batch."""
         return self.get_buffer("_anchor").device
@@ -288,47 +288,9 @@ class Sampler(KeepsPrecision):
         self._mean_weight = None
         return self
 
-    def _keys(self, stream: int, rank: int, steps: range) -> list[int]:
-        return [stream_key(self.seed, step, self.micro, rank, stream) for step in steps]
-
     def _uniforms(self, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-        """Uniform numbers for a batch, whose quantiles are drawn; those of the next steps are made along with it."""
-        if generator is not None:
-            numbers = torch.rand(2, n, generator=generator, device=generator.device, dtype=torch.float32)
-            v, order = numbers.clamp_(min=2.0**-24).to(device)[:, None]
-            return self._arranged(v, order, range(self.step, self.step + 1))[0]
-        if self.micro:  # accumulated, or for validation
-            return self._made(n, device, range(self.step, self.step + 1))[0]
-        whose = (n, device, self.draws, self.seed, distributed.rank(), distributed.world_size())
-        if self._ahead is None or self._ahead[0] != whose or self.step not in self._ahead[1]:
-            steps = range(self.step, self.step + max(1, min(AHEAD, MOST // n)))
-            self._ahead = whose, steps, self._made(n, device, steps)
-        _, steps, made = self._ahead
-        return made[self.step - steps.start].clone()
-
-    def _made(self, n: int, device: torch.device, steps: range) -> Tensor:
-        random = bits(self._keys(0, distributed.rank(), steps), 2 * n if self._together(n) else n, device)
-        return self._arranged(uniform_of(random[:, :n]), random[:, n:], steps)
-
-    def _together(self, n: int) -> bool:
-        """Whether draws are made with an eye on each other."""
-        alone = n == 1 and (self.draws != "stratified" or distributed.world_size() == 1)
-        return self.draws != "independent" and not alone
-
-    def _arranged(self, v: Tensor, order: Tensor, steps: range) -> Tensor:
-        """Independent numbers, a row for each step, spread as `draws` says and shuffled by the ranks of others."""
-        rank, world, n = distributed.rank(), distributed.world_size(), v.shape[1]
-        if not self._together(n):
-            return v
-        if self.draws == "antithetic":
-            half = n // 2
-            v = torch.cat([v[:, :half], 1 - v[:, :half], v[:, 2 * half :]], 1)
-        else:
-            if world > 1:  # interval i of n is cut into one part a rank; which rank gets which is drawn alike on all ranks
-                turn = (uniforms(self._keys(1, -1, steps), n, v.device) * world).long()
-                v = ((turn + rank) % world + v) / world
-            v = ((torch.arange(n, device=v.device) + v) / n).clamp(2.0**-24, 1 - 2.0**-24)
-        return v.gather(1, order.argsort(1))
+        """The numbers whose quantiles are drawn."""
+        return self._numbers.batch(n, device, generator, self.seed, self.step, self.micro)
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """u, its density and its weight, for uniform numbers v."""

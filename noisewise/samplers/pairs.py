@@ -82,15 +82,15 @@ class Pairs(Combined):
         return super()._draw(v, None)
 
     def _second(self, u: Tensor, generator: torch.Generator | None) -> Tensor:
-        v, order = (self._numbers(stream, len(u), u.device, generator) for stream in (2, 3))
+        v, order = (self._random(stream, len(u), u.device, generator) for stream in (2, 3))
         if self.r is not None:
             r = self.r.quantile(v)
         else:
             r = self.single.draw(v * self._below(u))[0] if self.how == "sorted" else v * u
-        turn = order.argsort().argsort() + self._numbers(4, 1, u.device, generator)  # as many as `equal` says, up to one
+        turn = order.argsort().argsort() + self._random(4, 1, u.device, generator)  # as many as `equal` says, up to one
         return torch.where(turn < self.equal * len(u), u, torch.minimum(r, u))
 
-    def _numbers(self, stream: int, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    def _random(self, stream: int, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
         if generator is None:
             return uniforms(stream_key(self.seed, self.step, self.micro, distributed.rank(), stream), n, device)
         return torch.rand(n, generator=generator, device=generator.device, dtype=torch.float32).to(device)
