@@ -11,6 +11,7 @@ from . import rows, spec_now, table
 FILES = ("digits_screen.jsonl", "digits_search.jsonl", "digits_cards.jsonl", "digits_long.jsonl", "digits_continuous.jsonl")
 FILES += ("digits_bells.jsonl", "digits_default.jsonl", "digits_warmup.jsonl", "cifar10-v1-field.jsonl")
 FILES += ("digits_estimators.jsonl", "cifar10-v1-confirmation.jsonl", "cifar10-v1-paper.jsonl")
+EARLY_AND_LATE = (4000, 32000)  # marks of runs on small images
 MANY = 6
 NOTHING = "Not yet."
 BASELINE = "The baseline: all others are measured against it."
@@ -20,13 +21,16 @@ DATA = {"cifar10-small": "CIFAR-10", "cifar10": "CIFAR-10, 35.7 M parameters"}  
 
 @cache
 def ends() -> list[dict[str, Any]]:
-    """The last evaluation of every run with a U-Net."""
+    """The last evaluation of every run with a U-Net; of those on small images two."""
     found = []
     for file in FILES:
         for row in rows(file):
             if row.get("share") == 1 and row["distance"] is not None:
                 where = (DATA.get(row["name"], row["name"]), row["process"], row["steps"])
                 found.append({**row, "sampler": spec_now(row), "where": where})
+    for row in rows("thumbnails.jsonl"):
+        if row["step"] in EARLY_AND_LATE:
+            found.append({**row, "sampler": row["spec"], "where": ("CIFAR-10 at 8×8", row["process"], row["step"])})
     return found
 
 
