@@ -98,7 +98,6 @@ class RunningLoss(KeepsPrecision):
         super().__init__()
         if not 0 < decay < 1:
             raise ValueError(f"decay must lie in (0, 1), got {decay}")
-        self.decay = decay
         bins = len(edges) - 1
         self.register_buffer("edges", edges.float().clone())
         self.register_buffer("sums", torch.zeros(3, bins, dtype=torch.float32))  # decayed: count, weighted loss, loss^2

@@ -28,10 +28,8 @@ def ends() -> list[dict[str, Any]]:
             if row.get("share") == 1 and row["distance"] is not None:
                 where = (DATA.get(row["name"], row["name"]), row["process"], row["steps"])
                 found.append({**row, "sampler": spec_now(row), "where": where})
-    for row in rows("thumbnails.jsonl"):
-        if row["step"] in EARLY_AND_LATE:
-            found.append({**row, "sampler": row["spec"], "where": ("CIFAR-10 at 8×8", row["process"], row["step"])})
-    return found
+    small = [row for row in rows("thumbnails.jsonl") if row["step"] in EARLY_AND_LATE]
+    return found + [{**row, "sampler": row["spec"], "where": ("CIFAR-10 at 8×8", row["process"], row["step"])} for row in small]
 
 
 def measured(name: str, which: str = "") -> str:

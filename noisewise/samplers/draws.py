@@ -4,10 +4,12 @@ They are functions of (seed, step, micro-batch, rank, index): nothing to advance
 marginal of every single number uniform.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from noisewise import distributed
 from noisewise.streams import bits, stream_key, uniform_of, uniforms
@@ -16,8 +18,20 @@ DRAWS = ("independent", "stratified", "antithetic")
 AHEAD, MOST = 32, 2**16  # steps whose numbers are made at once, and numbers: a GPU makes as many as fast as a few
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """Numbers of some steps, a row each; a copy of the sampler makes its own."""
+
+    whose: tuple[Any, ...] = ()
+    steps: range = range(0)
+    made: Tensor | None = None
+
+    def __reduce__(self) -> tuple[type["Ahead"], tuple[()]]:
+        return Ahead, ()
+
+
 class Numbers:
-    """Uniform numbers, made for some steps at once.
+    """Uniform numbers, made for some steps at once where batches are of one size.
 
     Args:
         draws: "independent"; "stratified" (one in each n-th of [0, 1], split over ranks); "antithetic" (pairs v and 1 - v).
@@ -27,7 +41,7 @@ class Numbers:
         if draws not in DRAWS:
             raise ValueError(f"unknown draws {draws!r}: choose one of {', '.join(DRAWS)}")
         self.draws = draws
-        self._ahead: tuple[tuple[Any, ...], range, Tensor] | None = None  # whose, of which steps, a row each
+        self._ahead = Ahead()
 
     def batch(
         self, n: int, device: torch.device, generator: torch.Generator | None, seed: int, step: int, micro: int
@@ -38,14 +52,15 @@ class Numbers:
             numbers = torch.rand(2, n, generator=generator, device=generator.device, dtype=torch.float32)
             v, order = numbers.clamp_(min=2.0**-24).to(device)[:, None]
             return self._arranged(v, order, seed, steps, micro)[0]
-        if micro:  # accumulated, or for validation
+        if micro or _get_current_dispatch_mode() is not None:  # accumulated or for validation; not real, perhaps
             return self._made(n, device, seed, steps, micro)[0]
-        whose = (n, device, seed, distributed.rank(), distributed.world_size())
-        if self._ahead is None or self._ahead[0] != whose or step not in self._ahead[1]:
-            steps = range(step, step + max(1, min(AHEAD, MOST // n)))
-            self._ahead = whose, steps, self._made(n, device, seed, steps, micro)
-        _, steps, made = self._ahead
-        return made[step - steps.start].clone()  # the caller's to change
+        ahead, whose = self._ahead, (n, device, seed, distributed.rank(), distributed.world_size())
+        if ahead.whose != whose or step not in ahead.steps:
+            if ahead.whose == whose:  # not in buckets of several sizes
+                steps = range(step, step + max(1, min(AHEAD, MOST // n)))
+            self._ahead = ahead = Ahead(whose, steps, self._made(n, device, seed, steps, micro))
+        assert ahead.made is not None
+        return ahead.made[step - ahead.steps.start].clone()  # the caller's to change
 
     def _made(self, n: int, device: torch.device, seed: int, steps: range, micro: int) -> Tensor:
         rank = distributed.rank()

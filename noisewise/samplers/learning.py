@@ -77,7 +77,6 @@ class Learner(Sampler):
         self._weightings = (weighting, weighting if target is None else target)
         self._means: tuple[Tensor, Tensor] | None = None  # of the target and of the loop's weighting
         self._tables: dict[tuple[Hashable, torch.device], tuple[Tensor, Tensor]] = {}
-        self._found: tuple[Tensor, int, dict[Hashable, Tensor]] | None = None  # the last levels, and functions of them
         self._fixed_weights = all(is_fixed(one) for one in self._weightings)
         self._model: tuple[nn.Module, ...] = ()
         self._optimizer: tuple[torch.optim.Optimizer, ...] = ()
@@ -112,7 +111,7 @@ class Learner(Sampler):
         """Let another objective fall from here on."""
         self._weightings = (self._weightings[0], target)
         self._tables.clear()
-        self._means = self._found = None
+        self._means = None
 
     def on_target(self, losses: Tensor, u: Tensor) -> Tensor:
         """Losses weighted by the target."""
@@ -153,25 +152,12 @@ class Learner(Sampler):
         """function(u); where there are timesteps and the weights are fixed, looked up: it is needed at every step, and small
         kernels are what a sampler costs on a GPU."""
         steps = self.process.steps
-        if not self._fixed_weights:
+        if steps is None or not self._fixed_weights:
             return function(u)
-        if steps is None:
-            return self._once(name, function, u)
         if (name, u.device) not in self._tables:
             self._tables[name, u.device] = first_ticks(steps).to(u.device), function(middles(steps, u.device))
         ticks, values = self._tables[name, u.device]
-        return values[self._once("timestep", lambda u: torch.bucketize((u * 2**24).round().to(ticks), ticks, right=True), u)]
-
-    def _once(self, name: Hashable, function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
-        """function(u), computed once for levels that are both drawn and learned from."""
-        if u.is_inference():  # which does not say whether it was changed
-            return function(u)
-        if self._found is None or self._found[0] is not u or self._found[1] != u._version:
-            self._found = u, u._version, {}
-        found = self._found[2]
-        if name not in found:
-            found[name] = function(u)
-        return found[name]
+        return values[torch.bucketize((u * 2**24).round().to(ticks), ticks, right=True)]
 
     def propose(self, mass: Tensor) -> None:
         """Take new masses of the strata, before the floor; masses that are no density leave it as it was."""
