@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisewise.data.pixels import UNREADABLE, check_options, to_array
+from noisewise.data.pixels import SCALE, UNREADABLE, check_options, to_array
 from noisewise.data.source import Rows, Source, of_arrays
 
 
@@ -83,9 +83,7 @@ class HuggingFace(Source):
         except UNREADABLE as error:
             raise ValueError(self._unreadable(row, error)) from error
         if self.shape and array.shape != self.shape:
-            raise ValueError(
-                f"row {row} of {self.name} has shape {array.shape}, others {self.shape}: give a size to scale all pictures to"
-            )
+            raise ValueError(f"row {row} of {self.name} has shape {array.shape}, others {self.shape}: {SCALE}")
         return array
 
     def fingerprint(self) -> str:

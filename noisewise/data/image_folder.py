@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from noisewise.data.pixels import UNREADABLE, check_options, to_array, verify
+from noisewise.data.pixels import SCALE, UNREADABLE, check_options, to_array, verify
 from noisewise.data.source import Rows, Source, of_files
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -109,9 +109,7 @@ def one_size(files: list[Path], sizes: list[tuple[int, int]]) -> tuple[int, int]
     usual = max(set(sizes), key=sizes.count) if len(set(sizes)) > 1 else sizes[0]
     for file, size in zip(files, sizes, strict=True):
         if size != usual:
-            raise ValueError(
-                f"{file} is {size[1]}x{size[0]} pixels, others {usual[1]}x{usual[0]}: give a size to scale all pictures to"
-            )
+            raise ValueError(f"{file} is {size[1]}x{size[0]} pixels, others {usual[1]}x{usual[0]}: {SCALE}")
     return usual
 
 

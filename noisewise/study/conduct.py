@@ -175,6 +175,8 @@ def check_all(folder: Path, plan: Plan, configs: list[Config]) -> None:
 def check_plan(folder: Path, plan: Plan) -> None:
     """A comparison that began with another budget or other evaluations cannot go on with these."""
     if not (folder / PLAN).exists():
+        if (folder / "config.yaml").exists():
+            raise ValueError(f"{folder} holds a run of noisewise train: give another --out")
         return
     before = Plan.read(folder)
     for name in ("budget", "evaluate_at", "images", "headline"):

@@ -20,10 +20,10 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from noisewise.training.config import Config
 from noisewise.training.options import as_yaml, load_config
 from noisewise.training.plain_files import read_lines, read_plain
-from noisewise.training.run_folder import replace_file
+from noisewise.training.run_folder import COMPARISON, replace_file
 
 FORMAT = 1  # of comparison.json
-PLAN, FAILURE, LOG = "comparison.json", "failure.json", "log.txt"
+PLAN, FAILURE, LOG = COMPARISON, "failure.json", "log.txt"
 
 
 @dataclass(frozen=True)

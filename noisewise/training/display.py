@@ -47,6 +47,9 @@ class Display:
             self.say(message)
 
 
+FAR_OFF = 1.5  # times what was said to be left: too much to go on saying it
+
+
 class Pace:
     """When the rest will be done, by the clock on the wall since work began to move: programs start and compile before."""
 
@@ -57,7 +60,7 @@ class Pace:
         self._least = math.inf  # of what was said to be left: it never counts up
 
     def time_left(self, share: float, to_do: float | None = None) -> float | None:
-        """Seconds until `to_do` (by default the rest) is done; None before that can be known."""
+        """Seconds until `to_do` (by default the rest) is done; None where that is not known, or what was said was far off."""
         to_do = 1 - share if to_do is None else to_do
         if self._found is None:
             self._found = share
@@ -65,8 +68,9 @@ class Pace:
             self._moved = self._clock(), share
         if self._moved is None or share <= self._moved[1] or not to_do:
             return None
-        self._least = min(self._least, to_do * (self._clock() - self._moved[0]) / (share - self._moved[1]))
-        return self._least
+        left = to_do * (self._clock() - self._moved[0]) / (share - self._moved[1])
+        self._least = min(self._least, left)
+        return self._least if left < FAR_OFF * self._least else None
 
 
 class Count:

@@ -28,6 +28,8 @@ from noisewise.training.config import Config
 from noisewise.training.options import as_yaml, changed, load_config
 from noisewise.training.plain_files import inside, make_folder, open_new, open_own, read_lines, read_rows, sync, writing
 
+COMPARISON = "comparison.json"  # that compare writes into its folder
+
 __all__ = ["FolderInUse", "RunFolder", "environment", "git_state", "read_rows", "replace_file"]
 
 
@@ -55,6 +57,8 @@ class RunFolder:
                 raise ValueError(
                     f"{self.path} cannot be resumed with other settings: {'; '.join(pinned)}. Start a new run with --out"
                 )
+        elif (self.path / COMPARISON).exists():
+            raise FileExistsError(f"{self.path} holds a comparison, whose runs are in {self.path / 'runs'}: give another --out")
         elif not resume and (self.metrics_file.exists() or self.checkpoints.exists()):
             raise FileExistsError(f"{self.path} holds what a run has left, but no config.yaml: give another --out")
         with writing(f"--out {self.path}", self.path):

@@ -95,6 +95,14 @@ def test_the_same_command_again_touches_no_run_and_prints_the_report_last(compar
     assert files_of(folder) == before
 
 
+def test_a_comparison_does_not_begin_in_the_folder_of_a_run(compared, tmp_path, capsys):
+    _, command = compared
+    (tmp_path / "config.yaml").write_text("name: mine\n")
+    assert main([*(one for one in command if not one.startswith("--out")), f"--out={tmp_path}"]) == 1
+    assert f"{tmp_path} holds a run of noisewise train: give another --out" in capsys.readouterr().err
+    assert not (tmp_path / "comparison.json").exists()
+
+
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [

@@ -328,7 +328,7 @@ def test_pictures_are_cropped_at_the_centre_and_scaled(tmp_path):
 def test_a_picture_of_another_size_is_named(tmp_path):
     for i in range(3):
         save_png(tmp_path / f"{i}.png", noise(4, 5, 3) if i != 1 else noise(4, 6, 3))
-    with pytest.raises(ValueError, match=r"1\.png is 6x4 pixels, others 5x4: give a size"):
+    with pytest.raises(ValueError, match=r"1\.png is 6x4 pixels, others 5x4: scale all to one size"):
         open_data("folder", tmp_path)
     assert open_data("folder", tmp_path, options={"size": 4}).shape == (3, 4, 4)
 

@@ -64,6 +64,16 @@ def test_the_pace_is_that_since_work_began_to_move():
     assert pace.time_left(1.0) is None
 
 
+def test_the_time_left_never_counts_up_and_is_not_said_where_it_was_far_off():
+    now = [0.0]
+    pace = Pace(lambda: now[0])
+    said = []
+    for moment, share in ((0, 0), (10, 0.1), (20, 0.2), (30, 0.3), (44, 0.4), (300, 0.5), (420, 0.9)):
+        now[0] = float(moment)
+        said.append(pace.time_left(share))
+    assert said == [None, None, pytest.approx(80.0), pytest.approx(70.0), pytest.approx(68.0), None, pytest.approx(51.25)]
+
+
 # Displays
 
 

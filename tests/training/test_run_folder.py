@@ -113,6 +113,15 @@ def test_a_new_run_writes_down_its_settings_and_where_it_runs(folder):
     assert (folder.checkpoints, folder.samples) == (folder.path / "checkpoints", folder.path / "samples")
 
 
+def test_a_folder_that_holds_a_comparison_takes_no_run(folder):
+    folder.path.mkdir(parents=True, exist_ok=True)
+    (folder.path / "comparison.json").write_text("{}")
+    for resume in (False, True):
+        with pytest.raises(FileExistsError, match="one holds a comparison, whose runs are in .*runs: give another --out"):
+            folder.begin(load_preset("digits"), resume=resume)
+    assert [path.name for path in folder.path.iterdir()] == ["comparison.json"]
+
+
 def test_a_folder_that_holds_a_run_is_not_overwritten(folder):
     folder.begin(load_preset("digits"), resume=False)
     folder.end()
