@@ -14,6 +14,8 @@ from noisewise import distributed
 
 BAD_STEPS = 100  # in a row, with losses that are not finite, that are worth a warning
 
+CELLS = 2**24  # losses times intervals that are summed at once
+
 LARGEST = 1e15  # of losses: its square is a float32; what is beyond counts as not finite
 
 
@@ -133,7 +135,9 @@ class RunningLoss(KeepsPrecision):
         values = torch.where(ordinary, torch.stack([losses if weighted is None else weighted, squares]), zero)
         kinds = torch.stack([ordinary, ~finite, outlier]).to(values.dtype)
         rows = torch.cat([kinds[:1], values, kinds[1:]])
-        batch = distributed.gather_sum(torch.where(where[:, None] == self.bins, rows[:, :, None], zero).sum(1))
+        parts = zip(where.split(size := max(1, CELLS // len(self.bins))), rows.split(size, 1), strict=True)
+        sums = [torch.where(here[:, None] == self.bins, part[:, :, None], zero).sum(1) for here, part in parts]
+        batch = distributed.gather_sum(sums[0] if len(sums) == 1 else torch.stack(sums).sum(0))
         happened = batch[::4] > 0  # ordinary losses, and outliers
         fade = torch.where(happened[0], decay, one)
         torch.addcmul(batch[:3], self.sums, fade, out=self.sums)

@@ -44,9 +44,11 @@ def observe_nan(sampler, steps, share=1.0):
             pass
 
 
+@pytest.mark.parametrize("cells", [2**24, 100])
 @pytest.mark.parametrize("decay", [0.9999, 0.9, 0.5])
 @pytest.mark.parametrize("bins", [1, 4, 64])
-def test_running_loss_is_a_plain_loop(bins, decay):
+def test_running_loss_is_a_plain_loop(bins, decay, cells, monkeypatch):
+    monkeypatch.setattr("noisewise.running.CELLS", cells)
     running = RunningLoss(even_edges(bins), decay)
     data = batches()
     counts = sum(running.update(u, losses)[0] for u, losses in data)

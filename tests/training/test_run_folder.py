@@ -117,7 +117,7 @@ def test_a_folder_that_holds_a_comparison_takes_no_run(folder):
     folder.path.mkdir(parents=True, exist_ok=True)
     (folder.path / "comparison.json").write_text("{}")
     for resume in (False, True):
-        with pytest.raises(FileExistsError, match="one holds a comparison, whose runs are in .*runs: give another --out"):
+        with pytest.raises(FileExistsError, match=r"one holds a comparison, whose runs are in .*runs: give another --out"):
             folder.begin(load_preset("digits"), resume=resume)
     assert [path.name for path in folder.path.iterdir()] == ["comparison.json"]
 
