@@ -8,6 +8,11 @@ import os
 import shutil
 import tempfile
 
+from hypothesis import settings
+
+settings.register_profile("fixed", derandomize=True)  # the same examples every time, everywhere
+settings.load_profile("fixed")
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported, which is later
 
 if "NOISEWISE_TEST_STATE" not in os.environ:  # workers of pytest-xdist inherit it

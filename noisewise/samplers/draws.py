@@ -52,7 +52,8 @@ class Numbers:
             numbers = torch.rand(2, n, generator=generator, device=generator.device, dtype=torch.float32)
             v, order = numbers.clamp_(min=2.0**-24).to(device)[:, None]
             return self._arranged(v, order, seed, steps, micro)[0]
-        if micro or _get_current_dispatch_mode() is not None:  # accumulated or for validation; not real, perhaps
+        traced = torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None  # numbers may not be real
+        if micro or traced:  # accumulated or for validation
             return self._made(n, device, seed, steps, micro)[0]
         ahead, whose = self._ahead, (n, device, seed, distributed.rank(), distributed.world_size())
         if ahead.whose != whose or step not in ahead.steps:
