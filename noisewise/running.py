@@ -135,9 +135,7 @@ class RunningLoss(KeepsPrecision):
         values = torch.where(ordinary, torch.stack([losses if weighted is None else weighted, squares]), zero)
         kinds = torch.stack([ordinary, ~finite, outlier]).to(values.dtype)
         rows = torch.cat([kinds[:1], values, kinds[1:]])
-        parts = zip(where.split(size := max(1, CELLS // len(self.bins))), rows.split(size, 1), strict=True)
-        sums = [torch.where(here[:, None] == self.bins, part[:, :, None], zero).sum(1) for here, part in parts]
-        batch = distributed.gather_sum(sums[0] if len(sums) == 1 else torch.stack(sums).sum(0))
+        batch = distributed.gather_sum(self._by_interval(where, rows, zero))
         happened = batch[::4] > 0  # ordinary losses, and outliers
         fade = torch.where(happened[0], decay, one)
         torch.addcmul(batch[:3], self.sums, fade, out=self.sums)
@@ -149,6 +147,15 @@ class RunningLoss(KeepsPrecision):
         """Which of these losses `update` would take in."""
         finite, outlier = self._judged(self._where(u), losses * losses, None if weights is None else weights * losses)
         return finite ^ outlier
+
+    def _by_interval(self, where: Tensor, rows: Tensor, zero: Tensor) -> Tensor:
+        """The sums of each row in each interval; of large batches part by part, for the memory."""
+        size = max(1, CELLS // len(self.bins))
+        if len(where) > size:
+            halves = zip(where.tensor_split(2), rows.tensor_split(2, 1), strict=True)
+            first, second = (self._by_interval(*half, zero) for half in halves)
+            return first + second
+        return torch.where(where[:, None] == self.bins, rows[:, :, None], zero).sum(1)
 
     def _where(self, u: Tensor) -> Tensor:
         return torch.bucketize(u, self.edges[1:-1], right=True)

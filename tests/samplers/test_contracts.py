@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import pickle
 import random
 import tracemalloc
 import warnings
@@ -16,9 +17,10 @@ from safetensors.torch import load as safetensors_load
 from safetensors.torch import save as safetensors_save
 from scipy import stats
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import noisewise
-from noisewise import DDPM, PROCESSES, SAMPLERS, Objective, Sampler
+from noisewise import DDPM, PROCESSES, SAMPLERS, Flow, Objective, Sampler
 from noisewise.samplers import Window
 from noisewise.samplers.correction import Correction
 from tests.samplers.specs import ALL_SPECS, CORRECTIONS, LEARNERS, SPECS
@@ -235,6 +237,17 @@ def test_numbers_made_ahead_are_those_of_their_step(draws):
         other.micro = 0
         assert torch.equal(again, other.sample(size).u)
         one.advance()
+
+
+def test_numbers_made_ahead_are_neither_copied_nor_taken_from_fake_tensors():
+    sampler = noisewise.recipe("uniform", Flow()).sampler
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        sampler.sample(torch.empty(2000, 3))
+    before = len(pickle.dumps(sampler))
+    for _ in range(3):
+        sampler.advance()
+        assert type(sampler.sample(torch.zeros(2000, 3)).u) is torch.Tensor
+    assert len(pickle.dumps(sampler)) == before
 
 
 @pytest.mark.parametrize("draws", ["independent", "stratified", "antithetic"])

@@ -12,7 +12,7 @@ from noisewise.samplers import draws
 
 FREE = {  # another look at the same memory, or memory not yet written to
     *("view", "_unsafe_view", "detach", "slice", "select", "expand", "squeeze", "unsqueeze", "alias", "as_strided", "unbind"),
-    *("split", "empty", "empty_like", "new_empty", "lift_fresh"),
+    *("empty", "empty_like", "new_empty", "lift_fresh"),
 }
 
 
