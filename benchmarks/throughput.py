@@ -6,7 +6,7 @@
     python benchmarks/throughput.py --models tiny --device cpu --batch 8 --warm 0 --blocks 2 --steps 3    to see that it works
 
 Models are those of the benchmark protocol: `small` (9 M parameters) and `paper` (35.7 M), 32 x 32 images, batch 128, on the
-device. `dit-b`, `dit-xl` and `uvit-h` are the papers' transformers (patches of 2) for 32 x 32 x 4 latents of 1000 classes with
+device; `digits` and `ldm` are the presets digits and celebahq-ldm, with their batches. `dit-b`, `dit-xl` and `uvit-h` are the papers' transformers (patches of 2) for 32 x 32 x 4 latents of 1000 classes with
 a rectified flow, batch 256. Every row has a process of its own. As many as `--at-once` says get ready side by side (all of
 them, unless told: transformers of this size need the memory for themselves); then they are measured one after the other, alone
 on the machine. Speed is the median of blocks of steps, with the slowest and the fastest. Set-up is all between imports
@@ -46,13 +46,15 @@ from noisewise.training.parallel import make_accelerator
 from noisewise.training.run_folder import environment
 from noisewise.training.trainer import Trainer
 
-CHANNELS = {"tiny": 16, "small": 64, "paper": 128}  # of U-Nets
+CHANNELS = {"tiny": 16, "small": 64, "paper": 128}  # of the protocol's U-Nets
+PRESETS = {"digits": "digits", "ldm": "celebahq-ldm"}  # other U-Nets
 TRANSFORMERS: dict[str, tuple[type[DiT] | type[UViT], dict[str, Any]]] = {
     "dit-tiny": (DiT, {"width": 32, "depth": 2, "heads": 2}),
     "dit-b": (DiT, {"width": 768, "depth": 12, "heads": 12}),
     "dit-xl": (DiT, {"width": 1152, "depth": 28, "heads": 16}),
     "uvit-h": (UViT, {"width": 1152, "depth": 29, "heads": 16, "final_conv": False}),
 }
+MODELS = (*CHANNELS, *PRESETS, *TRANSFORMERS)
 LATENTS, CLASSES = (4, 32, 32), 1000
 TIMES = 1000.0  # time_scale: a flow's times lie in [0, 1]
 PATHS = {
@@ -75,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="small,paper")
     parser.add_argument("--paths", help="separated by semicolons; by default all")
-    parser.add_argument("--batch", type=int, help="by default 128, and 256 for transformers")
+    parser.add_argument("--batch", type=int, help="by default 128, 256 for transformers, and that of a preset")
     parser.add_argument("--blocks", type=int, help="by default 7")
     parser.add_argument("--steps", type=int, help="in a block, 100 by default; a third of it for the slow paths of U-Nets")
     parser.add_argument("--warm", type=int, help="steps before the first block, 300 by default: adaptive samplers begin late")
@@ -98,8 +100,8 @@ def main() -> None:
     for name, value in usual.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    if unknown := [one for one in args.models.split(",") if one not in (*CHANNELS, *TRANSFORMERS)]:
-        parser.error(f"unknown model {unknown[0]!r}: choose from {', '.join((*CHANNELS, *TRANSFORMERS))}")
+    if unknown := [one for one in args.models.split(",") if one not in MODELS]:
+        parser.error(f"unknown model {unknown[0]!r}: choose from {', '.join(MODELS)}")
     if unknown := [one for one in (*args.paths.split(";"), *args.setup.split(";")) if one and one not in PATHS]:
         parser.error(f"unknown path {unknown[0]!r}: choose from {'; '.join(PATHS)}")
     if args.caches and args.setup:
@@ -152,6 +154,8 @@ def groups(wanted: list[tuple[str, str]], at_once: int) -> list[list[tuple[str, 
 
 
 def batch_of(args: argparse.Namespace, model: str) -> int:
+    if model in PRESETS:
+        return args.batch or load_preset(PRESETS[model]).batch
     return args.batch or (256 if model in TRANSFORMERS else 128)
 
 
@@ -261,6 +265,8 @@ def ours(args: argparse.Namespace, model: str, path: str, told: list[str]) -> tu
     batch = batch_of(args, model)
     if model in TRANSFORMERS:
         trainer = transformer_trainer(args.device, model, batch, fast, told.append, *options)
+    elif model in PRESETS:
+        trainer = unet_trainer(args.device, PRESETS[model], batch, fast, told.append, *options)
     else:
         trainer = protocol_trainer(args.device, CHANNELS[model], batch, fast, told.append, *options)
     return trainer.training_step, trainer.model
@@ -268,10 +274,16 @@ def ours(args: argparse.Namespace, model: str, path: str, told: list[str]) -> tu
 
 def protocol_trainer(device: str, channels: int, batch: int, fast: bool, tell: Callable[[str], None], *options: str) -> Trainer:
     """This package's trainer with the protocol's network, on random images, ready for its first step."""
+    return unet_trainer(device, "cifar10-small", batch, fast, tell, f"--model.options.channels={channels}", *options)
+
+
+def unet_trainer(device: str, preset: str, batch: int, fast: bool, tell: Callable[[str], None], *options: str) -> Trainer:
+    """The same with the network and the settings of a preset."""
     options += (f"--batch={batch}", f"--device={device}", f"--fast={'always' if fast else 'never'}", "--log.trackers=[]")
-    config: Config = load_preset("cifar10-small", f"--model.options.channels={channels}", *options)
+    config: Config = load_preset(preset, *options)
     parts = build_parts(config, synthetic=True)
-    parts = Parts(parts.objective, Synthetic((3, 32, 32), count=10_000), parts.model, parts.classes)
+    data = Synthetic(parts.source.shape, count=10_000, floats=not parts.source.image)
+    parts = Parts(parts.objective, data, parts.model, parts.classes)
     trainer = Trainer(config, parts, make_accelerator(config), tell)
     trainer.warm_up()
     return trainer
@@ -291,6 +303,13 @@ def transformer_trainer(device: str, model: str, batch: int, fast: bool, tell: C
     return trainer
 
 
+def unet(model: str) -> UNet:
+    if model in CHANNELS:
+        return UNet((3, 32, 32), channels=CHANNELS[model])
+    config = load_preset(PRESETS[model])
+    return UNet(tuple(config.data.shape), **config.model.options)
+
+
 def transformer(model: str) -> nn.Module:
     kind, settings = TRANSFORMERS[model]
     return kind(LATENTS, CLASSES, time_scale=TIMES, **settings)
@@ -301,12 +320,12 @@ def script(args: argparse.Namespace, model: str, path: str, told: list[str]) -> 
     device, batch = torch.device(args.device), batch_of(args, model)
     if model in TRANSFORMERS:
         return transformer_script(device, model, batch, path)
-    network = UNet((3, 32, 32), channels=CHANNELS[model]).to(device)
+    network = unet(model).to(device)
     average = copy.deepcopy(network)
     call = torch.compile(network) if "compiled" in path else network
     optimizer = torch.optim.Adam(network.parameters(), lr=2e-4)
     alphas = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, device=device), 0)
-    images = torch.randint(0, 256, (10_000, 3, 32, 32), dtype=torch.uint8, device=device)
+    images = torch.randint(0, 256, (10_000, *network.shape), dtype=torch.uint8, device=device)
 
     def step() -> None:
         x = images[torch.randint(0, len(images), (batch,), device=device)].float() / 127.5 - 1
@@ -357,9 +376,9 @@ def operations_of(model: str, batch: int) -> int:
             return transformer_operations(transformer(model)) * batch
     from torch.utils.flop_counter import FlopCounterMode
 
-    network = UNet((3, 32, 32), channels=CHANNELS[model])
+    network = unet(model)
     with FlopCounterMode(display=False) as counter:
-        network(torch.zeros(1, 3, 32, 32), torch.zeros(1)).sum().backward()
+        network(torch.zeros(1, *network.shape), torch.zeros(1)).sum().backward()
     return counter.get_total_flops() * batch
 
 
