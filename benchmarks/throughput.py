@@ -6,13 +6,13 @@
     python benchmarks/throughput.py --models tiny --device cpu --batch 8 --warm 0 --blocks 2 --steps 3    to see that it works
 
 Models are those of the benchmark protocol: `small` (9 M parameters) and `paper` (35.7 M), 32 x 32 images, batch 128, on the
-device; `digits` and `ldm` are the presets digits and celebahq-ldm, with their batches. `dit-b`, `dit-xl` and `uvit-h` are the papers' transformers (patches of 2) for 32 x 32 x 4 latents of 1000 classes with
-a rectified flow, batch 256. Every row has a process of its own. As many as `--at-once` says get ready side by side (all of
-them, unless told: transformers of this size need the memory for themselves); then they are measured one after the other, alone
-on the machine. Speed is the median of blocks of steps, with the slowest and the fastest. Set-up is all between imports
-and the second step (compilation, recording, choice of kernels), measured in processes of its own: with empty compile caches,
-and once more. The arithmetic floor is the time that a step's multiplications and additions would take at the peak of the data
-sheet.
+device; `digits` and `ldm` are the presets digits and celebahq-ldm, with their batches. `dit-b`, `dit-xl` and `uvit-h` are the
+papers' transformers (patches of 2) for 32 x 32 x 4 latents of 1000 classes with a rectified flow, batch 256. Every row has a
+process of its own. As many as `--at-once` says get ready side by side (all of them, unless told: transformers of this size
+need the memory for themselves); then they are measured one after the other, alone on the machine. Speed is the median of
+blocks of steps, with the slowest and the fastest. Set-up is all between imports and the second step (compilation, recording,
+choice of kernels), measured in processes of its own: with empty compile caches, and once more. The arithmetic floor is the
+time that a step's multiplications and additions would take at the peak of the data sheet.
 """
 
 import argparse
