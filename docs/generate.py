@@ -44,7 +44,6 @@ MADE: dict[str, Callable[..., str]] = {
     "v2-losses": long.losses_by_tenth,
     "v2-beside": long.losses_beside_uniform,
     "v2-noise": long.noise_of_draws,
-    "v2-drawn-on": long.drawn_on,
     "v2-left": long.left_to_learn,
     # digits
     "digits-strata": digits.strata,

@@ -51,13 +51,12 @@ def ratios() -> str:
     return table(["process", "spec", "seed", *(f"{mark:,}" for mark in marks)], lines)
 
 
-def branches(plan: str) -> str:
-    """FID at each mark of the runs of a plan, over uniform's and over the default's with the same seed."""
+def branches() -> str:
+    """FID at each mark of the runs with other settings, over uniform's and over the default's with the same seed."""
     known = {about(row): row["distance"] for row in rows("cifar10-v2-runs.jsonl")}
     found: dict[str, dict[int, dict[str, Any]]] = {}
-    for row in rows("cifar10-v2-branches.jsonl"):
-        if row["plan"] == plan:
-            found.setdefault(row["run"], {})[row["step"]] = row
+    for row in of_other_settings():
+        found.setdefault(row["run"], {})[row["step"]] = row
     marks = sorted({step for curve in found.values() for step in curve})
     lines = []
     for name, curve in found.items():
@@ -68,24 +67,9 @@ def branches(plan: str) -> str:
     return table(["run", *(f"{mark:,}" for mark in marks), "last over uniform's", "over the default's"], lines)
 
 
-def drawn_on() -> str:
-    """FID = floor + a / steps^b through the marks at 24,000 and 32,000 (quadratic, seed 5), for a few floors."""
-    every = (*rows("cifar10-v2-branches.jsonl"), *rows("cifar10-v2-runs.jsonl"))
-    known = [row for row in every if (row["process"], row["seed"]) == ("quadratic", 5)]
-    fid = {(row.get("run", row["method"]), row["step"]): row["distance"] for row in known}
-    ends = {name: (fid[name, 24000], fid[name, 32000]) for name in ("uniform", "adaptive", "then-plain")}
-    lines = []
-    for floor in (4, 8, 12):
-        fits = {}
-        for name, (first, last) in ends.items():
-            fits[name] = last - floor, math.log((first - floor) / (last - floor)) / math.log(32 / 24)
-        at = [f"{floor + a * 2**-b:.1f}" for a, b in fits.values()]
-        own, slope = fits["adaptive"]
-        meets = [32000 * (fits[name][0] / own) ** (1 / (fits[name][1] - slope)) for name in ("uniform", "then-plain")]
-        lines.append([str(floor), *at, *(f"{round(step, -4):,.0f}" for step in meets)])
-    names = ("uniform", "the default", "plain from 16,000")
-    heads = [*(f"{name} at 64,000" for name in names), "uniform meets the default at", "plain meets it at"]
-    return table(["floor", *heads], lines)
+def of_other_settings() -> list[dict[str, Any]]:
+    """Without the default itself, from which some of them begin."""
+    return [row for row in rows("cifar10-v2-branches.jsonl") if row["run"] != row["method"]]
 
 
 def about(row: dict[str, Any], method: str | None = None) -> tuple[str, int, str, int]:
@@ -104,10 +88,10 @@ def losses_beside_uniform(process: str, seed: str) -> str:
     return table(["run", "steps", *TENTHS], lines)
 
 
-def losses_by_tenth(plan: str) -> str:
-    """Held-out loss by tenth of u at the last mark of each run of a plan, over the default's at that step."""
+def losses_by_tenth() -> str:
+    """Held-out loss by tenth of u at the last mark of each run with other settings, over the default's at that step."""
     known = {about(row): row["held_out"] for row in rows("cifar10-v2-runs.jsonl")}
-    ends = {row["run"]: row for row in rows("cifar10-v2-branches.jsonl") if row["plan"] == plan}
+    ends = {row["run"]: row for row in of_other_settings()}
     lines = []
     for name, row in ends.items():
         ratios = zip(tenths(row["held_out"]), tenths(known[about(row, "adaptive")]), strict=True)
