@@ -1,4 +1,4 @@
-"""Per-sample training losses for every way a diffusion model may be parametrised.
+"""Training losses per sample, for everything a diffusion model may predict.
 
 With x_u = alpha x0 + sigma noise and s = sqrt(alpha^2 + sigma^2) the model predicts one of
 
@@ -12,8 +12,8 @@ flow        noise - x0, the velocity of rectified flow                 (x0 - noi
 edm         (x0 - c_skip x_u / alpha) / c_out, from inputs c_in x_u    (Karras et al. 2022, Eq. 7 and 8)
 ==========  =================================================================================================
 
-Each error is a multiple of the error in eps that depends on log SNR alone: |eps error| = sqrt(k) |prediction error|, with k
-from `eps_error_per_prediction_error`. That factor is all the weightings need to mean the same thing for every prediction.
+Each error is a multiple of the eps error that depends only on log SNR: |eps error| = sqrt(k) |prediction error|, with k from
+`eps_error_per_prediction_error`. With this factor a weighting means the same for every prediction.
 """
 
 import math
@@ -67,13 +67,12 @@ def eps_error_per_prediction_error(log_snr: Tensor, prediction: str, sigma_data:
 
 @dataclass(frozen=True)
 class Objective:
-    """Turns a model's output into one loss a sample, averaged over the sample's elements and not weighted.
+    """Turns a model's output into one loss per sample, averaged over the sample's elements and not weighted.
 
     Args:
         process: how noise is added.
-        prediction: what the model's output stands for; by default what models of the process usually
-            predict: the velocity of a flow, EDM's own output, the noise of any other. diffusers' words (epsilon, sample,
-            v_prediction) are understood.
+        prediction: what the model predicts: "eps", "x0", "v", "flow" or "edm", or diffusers' words (epsilon, sample,
+            v_prediction). By default the velocity of a flow, EDM's own output, and the noise of any other process.
         loss: "mse", "l1" or "huber".
         huber_delta: where Huber turns from quadratic to linear.
         sigma_data: the standard deviation of the data, for the "edm" prediction.
@@ -98,7 +97,7 @@ class Objective:
     def losses(
         self, model: Callable[..., Any], x0: Tensor, u: Tensor, noise: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """One loss a sample: noise `x0`, call `model(input, time, *args, **kwargs)` and compare; noise is drawn if absent."""
+        """One loss per sample: add noise to `x0`, call `model(input, time, *args, **kwargs)`, and compare."""
         if not x0.is_floating_point():
             raise TypeError(f"x0 must be floating-point, got {x0.dtype}: scale images to [-1, 1] first")
         check_tensor(u)
@@ -108,7 +107,7 @@ class Objective:
         return self.compare(output, x0, noise, u)
 
     def compare(self, output: Any, x0: Tensor, noise: Tensor, u: Tensor) -> Tensor:
-        """One loss a sample, from the model's output for `add_noise(x0, noise, u)`."""
+        """One loss per sample, from the model's output for `add_noise(x0, noise, u)`."""
         output = getattr(output, "sample", output)  # diffusers' models return a dataclass
         if not isinstance(output, Tensor):
             raise TypeError(
@@ -143,7 +142,7 @@ class Objective:
         return over_samples(sigma / (d * scale), x0) * x0 - over_samples(d * alpha / scale, x0) * noise
 
     def model_input(self, x_u: Tensor, u: Tensor) -> Tensor:
-        """What the network sees: x_u itself, or its unit-variance version for "edm"."""
+        """The network's input: x_u, or x_u scaled to unit variance for "edm"."""
         if self.prediction != "edm":
             return x_u
         alpha, sigma = self.process.scales(u)
@@ -167,9 +166,9 @@ class Objective:
         return over_samples(skip, x_u) * x_u + over_samples(out, x_u) * output
 
     def per_prediction(self, eps_weight: Tensor, u: Tensor) -> Tensor:
-        """A weight of the eps-loss turned into the weight of this objective's loss that keeps the total the same.
+        """Translate a weight of the eps-loss into the weight of this objective's loss.
 
-        Exact for "mse" and "l1" (whose errors scale with sqrt(k)); for "huber" it is exact in the quadratic part.
+        Exact for "mse" and "l1" (whose errors scale with sqrt(k)); for "huber" only in the quadratic part.
         """
         check_tensor(u)
         if self.prediction == "eps":

@@ -1,17 +1,17 @@
 """Noising processes: x_u = alpha(u) * x0 + sigma(u) * noise.
 
-A process is addressed by u in [0, 1], the quantile of its own *reference* training density: drawing u uniformly is the
-baseline of the paper that introduced the process. **u = 0 is the least noise and u = 1 the most, for every process.**
+A noise level is u in [0, 1], a quantile of the process's own training density: uniform u is the baseline of the paper that
+introduced the process. **u = 0 is the least noise and u = 1 the most, for every process.**
 
-=========  =========================================  ==============================
-process    u stands for                               the model is fed (``time(u)``)
-=========  =========================================  ==============================
+=========  =========================================  ===================================
+process    u stands for                               the model's time input (``time(u)``)
+=========  =========================================  ===================================
 DDPM       timestep floor(u * T)                      the integer timestep
 VP         t in [eps, 1], linear beta(t)              t * time_scale
 VE         sigma_min * (sigma_max / sigma_min) ** u   sigma
 EDM        ln sigma = mean + std * Phi^-1(u)          ln(sigma) / 4
 Flow       t, with x_t = (1 - t) x0 + t noise         t * time_scale, or (1 - t) * time_scale with data_at=1
-=========  =========================================  ==============================
+=========  =========================================  ===================================
 
 log SNR means ln(alpha^2 / sigma^2); it falls as u grows. It may be infinite where a process says so (flow at u = 0 and
 u = 1, a schedule with zero terminal SNR); the weightings define their limits there.
@@ -29,7 +29,7 @@ from noisewise.levels import check_range, check_size, check_u, edges_between, in
 
 
 class Process(ABC):
-    """What every noising process offers; u runs from the least noise (0) to the most (1)."""
+    """A noising process; u runs from the least noise (0) to the most (1)."""
 
     steps: int | None = None  # the number of discrete timesteps, None in continuous time
     usual_prediction: Literal["eps", "flow", "edm"] = "eps"  # what models of this process are mostly trained to predict
@@ -37,7 +37,7 @@ class Process(ABC):
 
     @abstractmethod
     def time(self, u: Tensor) -> Tensor:
-        """What the model is fed."""
+        """The model's time input."""
 
     @abstractmethod
     def u_of_time(self, time: Tensor) -> Tensor:
@@ -63,11 +63,11 @@ class Process(ABC):
         return type(self).__name__
 
     def log_snr_edges(self, u_edges: Tensor) -> Tensor:
-        """log SNR at the edges of intervals of u, from the least noise down (a discrete process rounds them to its own)."""
+        """log SNR at the edges of intervals of u, least noise first (a discrete process rounds them to its timesteps)."""
         return self.log_snr(u_edges)
 
     def cached(self, key: Hashable, like: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        """A constant of this process, computed once and kept in the device and type of `like`."""
+        """A constant of this process, computed once for each device and type."""
         cache: dict[Hashable, Tensor] = self.__dict__.setdefault("_cache", {})
         placed = (key, like.device, like.dtype)
         if placed not in cache:
@@ -75,7 +75,7 @@ class Process(ABC):
         return cache[placed]
 
     def add_noise(self, x0: Tensor, noise: Tensor, u: Tensor) -> Tensor:
-        """x_u for a batch of data of any shape; `noise` has the shape of `x0`, `u` one entry a sample."""
+        """x_u for a batch of any shape; `noise` has the shape of `x0`, `u` one entry per sample."""
         if not x0.is_floating_point():
             raise TypeError(f"x0 must be floating-point, got {x0.dtype}: scale images to [-1, 1] first")
         if noise.shape != x0.shape:
@@ -149,8 +149,8 @@ class DDPM(Discrete):
     """A discrete schedule of T betas; u addresses timestep floor(u * T), t = 0 the least noise.
 
     Args:
-        betas: noise variances beta_t, T of them, each in (0, 1]; a last beta of 1 means zero terminal SNR. Ten and more
-            that fall from above 0.9 are taken for alphas or alphas_cumprod, and refused.
+        betas: noise variances beta_t, T of them, each in (0, 1]; a last beta of 1 means zero terminal SNR. What looks
+            like alphas or alphas_cumprod is refused.
     """
 
     def __init__(self, betas: Tensor) -> None:
@@ -194,7 +194,7 @@ class DDPM(Discrete):
 
     @classmethod
     def from_alphas_cumprod(cls, alphas_cumprod: Tensor) -> "DDPM":
-        """From the cumulative products themselves, which must fall; a last value of 0 means zero terminal SNR."""
+        """From the cumulative products, which must fall; a last value of 0 means zero terminal SNR."""
         bar = torch.as_tensor(alphas_cumprod).detach().double().cpu()
         if bar.ndim != 1 or len(bar) == 0:
             raise ValueError(f"alphas_cumprod must be a vector of at least one value, got shape {tuple(bar.shape)}")
@@ -207,7 +207,7 @@ class DDPM(Discrete):
 
     @classmethod
     def from_diffusers(cls, scheduler: Any) -> "DDPM":
-        """The training process of a diffusers scheduler, read off its `alphas_cumprod` (zero terminal SNR included)."""
+        """From the `alphas_cumprod` of a diffusers scheduler, zero terminal SNR included."""
         bar = getattr(scheduler, "alphas_cumprod", None)
         if bar is None:
             raise TypeError(

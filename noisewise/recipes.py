@@ -4,7 +4,7 @@ recipe = noisewise.recipe("adaptive", objective)
 recipe.attach(optimizer)
 for x0 in loader:
     draw = recipe.sample(x0)
-    losses = objective.losses(model, x0, draw.u)  # or your own, one a sample
+    losses = objective.losses(model, x0, draw.u)  # or your own, one per sample
     recipe.loss(draw, losses).backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -34,12 +34,12 @@ TRAINING, VALIDATION, USED = "training", "validation", "used"
 
 
 def recipe(spec: str, objective: Objective | Process, **settings: Any) -> "Recipe":
-    """Make the recipe that a spec string names, such as "adaptive" or "logit_normal+minsnr:gamma=5" (docs/specs.md).
+    """Make a recipe from a spec string such as "adaptive" or "logit_normal+minsnr:gamma=5" (docs/specs.md).
 
     Args:
         spec: a sampler, a weighting, or both, with their settings.
-        objective: the noising process and what the model predicts; or the process alone, if the model predicts what is usual.
-        settings: of the sampler, where the spec does not give them, such as seed=1.
+        objective: the noising process and what the model predicts; or only the process, if the prediction is its usual one.
+        settings: settings of the sampler that the spec leaves open, such as seed=1.
     """
     if not isinstance(spec, str):
         raise TypeError(f"recipe takes the spec first, a string such as 'adaptive', then the objective; got {repr(spec)[:80]}")
@@ -49,16 +49,16 @@ def recipe(spec: str, objective: Objective | Process, **settings: Any) -> "Recip
 
 
 class Recipe(KeepsPrecision):
-    """How noise levels are drawn, how their losses count, and what is learned from them.
+    """Draws noise levels, weighs their losses, and learns from them.
 
-    `state_dict()` is all there is to save. `parameters()` are those of a learned weighting: give them to the optimizer, as in
+    Save `state_dict()`. `parameters()` are those of a learned weighting: give them to the optimizer, as in
     `Adam([*model.parameters(), *recipe.parameters()])`.
 
     Args:
         sampler: draws the noise levels.
-        weighting: multiplies the losses; by default nothing does.
-        objective: what the losses measure; by default what models of the sampler's process usually predict.
-        spec: what to call it.
+        weighting: multiplies the losses; by default 1.
+        objective: what the losses measure; by default the usual prediction of the sampler's process.
+        spec: its name in messages.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Recipe(KeepsPrecision):
     # What the training loop calls -----------------------------------------------------------------------------------
 
     def attach(self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None) -> "Recipe":
-        """Listen to `optimizer.step()` through torch's own hooks: each step teaches the sampler what the last batches did.
+        """Listen to `optimizer.step()` through torch's hooks, so that the sampler learns from each step.
 
         Args:
-            optimizer: the one that trains the model, also as Accelerate and Lightning wrap it.
-            model: only for samplers that differentiate it or look ahead.
+            optimizer: trains the model; may be wrapped by Accelerate or Lightning.
+            model: only needed by samplers that differentiate it or look ahead.
         """
         inner = _unwrapped(optimizer)
         if model is None and _any(self.sampler, "wants_model"):
@@ -100,7 +100,7 @@ class Recipe(KeepsPrecision):
         return self
 
     def detach(self) -> None:
-        """Stop listening, and forget batches since the last step."""
+        """Stop listening, and forget the batches since the last step."""
         if self._listener is not None:
             self._listener.remove()
             self._listener = None
@@ -108,8 +108,8 @@ class Recipe(KeepsPrecision):
     def sample(self, x0: Tensor | int, *, generator: torch.Generator | None = None) -> Draw:
         """Draw a noise level for each sample of x0: `draw.time` for the model, `draw.u`, `draw.alpha`, `draw.sigma`.
 
-        After `recipe.eval()` or under `torch.no_grad()` it is a draw for validation, which leaves no trace. `recipe.last` is
-        this draw until the next one, for trainers that compute losses in another function than noise levels.
+        After `recipe.eval()` or under `torch.no_grad()` it is a draw for validation, which leaves no trace. `recipe.last`
+        keeps the draw, for trainers that compute the losses in another function.
         """
         if not (self.training and torch.is_grad_enabled()):
             draw = self._look(x0, generator)
@@ -137,17 +137,17 @@ class Recipe(KeepsPrecision):
             self.sampler.micro = micro
 
     def loss(self, draw: Draw, losses: Tensor, loss_at: LossAt | None = None) -> Tensor:
-        """What to call `.backward()` on: the mean of the losses, with importance weight and loss weight.
+        """The weighted mean of the losses, to call `.backward()` on.
 
         Args:
             draw: what `sample` returned for this batch.
-            losses: one a sample, not weighted; they are remembered until the optimizer steps.
-            loss_at: `loss_at(rows, u)` evaluates losses of this batch at other noise levels, for samplers that probe the model.
+            losses: one per sample, without any weight; the sampler learns from them when the optimizer steps.
+            loss_at: `loss_at(rows, u)` returns losses of rows of this batch at other levels, for samplers that probe the model.
         """
         return self.weigh(draw, losses, loss_at).mean()
 
     def weigh(self, draw: Draw, losses: Tensor, loss_at: LossAt | None = None) -> Tensor:
-        """The weighted losses, one a sample, for loops that take the mean themselves; use it or `loss`, once for each draw."""
+        """The weighted losses, one per sample, for loops that average themselves. Call this or `loss`, once for each draw."""
         learns = self._check(draw, losses, loss_at)
         weighted = losses
         if not isinstance(self.weighting, NoWeight):
@@ -160,7 +160,7 @@ class Recipe(KeepsPrecision):
         return weighted
 
     def drop(self) -> None:
-        """Forget the batches since the last step, when their gradients are thrown away."""
+        """Forget the batches since the last step, because their gradients are thrown away."""
         if self._listener is not None:
             self._listener.clear()
 
@@ -209,7 +209,7 @@ class Recipe(KeepsPrecision):
         """A saved spec is for messages only: the recipe stays what it was made as."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Go on from a saved state. One that does not fit is an error, or with strict=False a warning and a new beginning."""
+        """Continue from a saved state; that of another recipe is an error, or with strict=False a warning and a fresh start."""
         if strict and (misfit := self._misfit(state_dict)):
             raise RuntimeError(f"{misfit}; load_state_dict(state, strict=False) starts it anew")
         return super().load_state_dict(state_dict, strict, assign)

@@ -1,4 +1,4 @@
-"""Spec strings: one line that names a sampler, its weighting and their settings.
+"""Spec strings: one line names a sampler, a weighting and their settings.
 
     uniform                              a sampler
     minsnr:gamma=5                       a weighting, with the uniform sampler
@@ -6,9 +6,9 @@
     logit_normal+minsnr:gamma=5          both, with a setting
     mix:of=(speed:k=5),floor=0.1         a sampler made of samplers, in brackets
     piecewise:stages=(0=uniform,500=speed)  samplers by step
-    speed_published                      both: a published method that is a density and a weight; +none: without the weight
-    adaptive                             a learning sampler; this one trains Min-SNR's objective unless told otherwise
-    adaptive+p2                          the same; the weighting is its target too, unless it names another; +none: no weight
+    speed_published                      a published method with its own weight; +none: without it
+    adaptive                             a learning sampler; this one trains Min-SNR's objective by default
+    adaptive+p2                          the same with P2 as weighting and target; +none: no weight
 
 Grammar: term ("+" term)*, term = name [":" key=value ("," key=value)*], value = number | true | false | none | word | (spec).
 """
@@ -32,7 +32,7 @@ LONGEST = 4000  # characters
 
 
 class SpecError(ValueError):
-    """A spec string that cannot be understood, with what was probably meant."""
+    """A spec string that cannot be understood; the message suggests what was meant."""
 
     def __init__(self, message: str, advice: str = "") -> None:
         # the message repeats what was written, which may hold anything; advice is ours, in lines of its own
@@ -48,7 +48,7 @@ class Term:
 def build_parts(
     spec: str, process: Process, objective: Objective | None, settings: dict[str, Any]
 ) -> tuple[Sampler, Weighting]:
-    """The sampler and the weighting that a spec names; `settings` are the sampler's where the spec does not give them."""
+    """The sampler and the weighting that a spec names; `settings` are settings of the sampler that the spec leaves open."""
     sampler_term, weighting = _terms(spec)
     inherited: dict[str, Any] = {"objective": objective}
     named = any(term.name in WEIGHTINGS for term in parse(spec))

@@ -1,9 +1,9 @@
 """Loss weights: how much the loss at a noise level counts, as opposed to how often the level is drawn.
 
-Every weight is a function w of log SNR that multiplies the **eps-loss**; `Weighting.weighted` translates it to the prediction
-in use, so one definition serves all of them. Pure functions first, then the thin modules that the registry names.
+Every weight is a function w of log SNR that multiplies the **eps-loss**. `Weighting.weighted` translates it to the model's
+prediction. Pure functions first, then the modules that the registry names.
 
-Weightings compose by multiplication: ``MinSNR() * Learned()``.
+Weightings multiply: ``MinSNR() * Learned()``.
 """
 
 import math
@@ -66,15 +66,15 @@ class Weighting(nn.Module):
         raise NotImplementedError
 
     def total(self, eps_losses: Tensor, objective: Objective, u: Tensor) -> Tensor:
-        """(N,) terms of the training loss, from losses already measured in eps."""
+        """(N,) weighted losses, from eps-losses."""
         return self(objective, u).to(eps_losses) * eps_losses
 
     def weights(self, objective: Objective, u: Tensor) -> Tensor:
-        """(N,) weights of the objective's own loss, whatever it predicts."""
+        """(N,) weights of the objective's own loss."""
         return objective.per_prediction(self(objective, u), u)
 
     def weighted(self, losses: Tensor, objective: Objective, u: Tensor) -> Tensor:
-        """(N,) terms of the training loss, from the objective's own unweighted losses."""
+        """(N,) weighted losses, from the objective's own unweighted losses."""
         return self.total(objective.per_prediction(losses, u), objective, u)
 
     def __mul__(self, other: "Weighting") -> "Weighting":
@@ -82,7 +82,7 @@ class Weighting(nn.Module):
 
 
 class WeightProduct(Weighting):
-    """The product of weightings; a learned uncertainty always acts last, on the weighted loss."""
+    """The product of weightings; a learned one always acts last."""
 
     def __init__(self, *factors: Weighting) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Simple(Weighting):
 
 
 class OfLogSNR(Weighting):
-    """Any non-negative function of log SNR, which is bounded first: at either end of a process it may be infinite."""
+    """Any non-negative function of log SNR, which is clamped to +-30 first."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Debiased(OfLogSNR):
 
 
 class EDMWeight(Weighting):
-    """EDM's weight (Karras et al. 2022): 1 on what a network with the "edm" prediction returns.
+    """EDM's weight (Karras et al. 2022): 1 on the loss of the "edm" prediction.
 
     Args:
         sigma_data: the standard deviation of the data; by default the objective's.
@@ -231,8 +231,8 @@ class VLB(OfProcess):
     Args:
         variance: the generating variance s_t^2: "large" is beta_t, "small" the posterior variance (at t = 0, where that is
             zero, the variance of t = 1, as improved diffusion does).
-        clip: an upper bound on the weight, in units of its mean. On the cosine schedule the last c_t is hundreds of times
-            the mean and would hijack a target; None for the exact bound.
+        clip: an upper bound on the weight, in units of its mean. On the cosine schedule the last c_t is almost a
+            thousand times the mean and would dominate a target; None for the exact bound.
         normalise: False for c_t itself, whose sum over t times the eps-loss is the bound in nats per element (without the
             prior and decoder terms).
     """
@@ -258,7 +258,7 @@ class VLB(OfProcess):
 
 
 def vlb_coefficients(process: DDPM, variance: str = "large") -> Tensor:
-    """c_t in float64: the weight of the (element-wise mean, eps-) loss in the variational bound, in nats per element."""
+    """c_t in float64: the weight of the eps-loss (a mean over elements) in the variational bound, in nats per element."""
     beta, bar = process.betas, process.alphas_cumprod
     before = torch.cat([torch.ones(1, dtype=torch.float64), bar[:-1]])
     spread = beta
@@ -281,9 +281,9 @@ def clip_to_mean(values: Tensor, clip: float) -> Tensor:
 
 
 class Bell(OfProcess):
-    """A bell over log SNR, carried to u: what drawing log SNR from it would train, as a weight of the eps-loss with mean 1.
+    """A bell over log SNR, as a weight of the eps-loss with mean 1 over u: the same objective on every process.
 
-    The same objective on every process, whatever its own density of noise levels.
+    It is what drawing log SNR from the bell would train.
 
     Args:
         location: the log SNR of the middle.
@@ -310,7 +310,7 @@ class ChangeAware(OfProcess):
 
     Args:
         lam: how much faster change counts more.
-        tau: the timestep from which on the weight is 1; derived from the process if absent. Give that of `speed:tau=...`.
+        tau: the weight is 1 from this timestep on; by default derived from the process. Use the same as `speed:tau=...`.
     """
 
     def __init__(self, lam: float = 0.6, tau: int | None = None) -> None:
@@ -332,7 +332,7 @@ class ChangeAware(OfProcess):
 class Learned(KeepsPrecision, Weighting):
     """Learned uncertainty (Karras et al. 2024, EDM2): loss / exp(s(log SNR)) + s(log SNR), s trained with the model.
 
-    Give its parameters to the optimizer. At the optimum every noise level contributes a loss of 1.
+    Give its parameters to the optimizer. At the optimum every noise level contributes 1.
     """
 
     def __init__(self, features: int = 128, seed: int = 0) -> None:

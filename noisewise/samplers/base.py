@@ -1,8 +1,7 @@
-"""The interface every timestep sampler has, and all that they share.
+"""What all samplers share.
 
-A sampler is a density q(u) on [0, 1], the quantile of the process's own training density (u = 0: least noise), given by its
-inverse CDF. `sample` draws, `observe` is the block around an optimizer step that a learning sampler learns from. Training loops
-reach both through a recipe (recipes.py).
+A sampler is a density q(u) on [0, 1] (u = 0: least noise), given by its inverse CDF. `sample` draws; a learning sampler learns
+from the block inside `observe`, around an optimizer step. Training loops use both through a recipe (recipes.py).
 """
 
 import warnings
@@ -33,7 +32,7 @@ FORGOTTEN = 1000  # batches without a step after which `observe` was probably fo
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """What to train on in one batch: one entry a sample."""
+    """The noise levels of one batch: one entry per sample."""
 
     u: Tensor
     """The noise level as a quantile of the process's training density, float32 in (0, 1)."""
@@ -71,7 +70,7 @@ class Draw:
 
     @property
     def r_time(self) -> Tensor:
-        """What the model is fed for `r`."""
+        """The model's time input for `r`."""
         if self.r is None:
             raise ValueError("this draw is no pair: use the sampler `pairs`, as in pairs:of=(logit_normal:mean=-0.4)")
         return self._known_process.time(self.r)
@@ -127,11 +126,11 @@ class Sampler(KeepsPrecision):
 
     Args:
         process: the noising process.
-        table: the density as a histogram, or the masses of equal intervals of u; then `density` and `quantile` are given.
+        table: the density as a histogram, or as masses of equal intervals of u, instead of `density` and `quantile`.
         correction: "none", "unbiased", "clipped(c)" or "tempered(p)"; "target" too for samplers that learn.
         draws: "independent"; "stratified" (one draw in each n-th of the probability, split over ranks); "antithetic"
-            (pairs v and 1 - v). All three leave the marginal of every single draw exactly q.
-        seed: with the step, the micro-batch and the rank it determines every draw.
+            (pairs v and 1 - v). Every single draw has density q in all three.
+        seed: determines every draw, together with step, micro-batch and rank.
     """
 
     constant = True  # the density never changes: no learning, no dependence on the step
@@ -169,7 +168,7 @@ class Sampler(KeepsPrecision):
     # What a method defines ------------------------------------------------------------------------------------------
 
     def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        """q(u) for each u (given its x0, for samplers that look at the data)."""
+        """q(u) for each u (given x0, if the density depends on the data)."""
         return self._table().density(u)
 
     def quantile(self, v: Tensor, x0: Tensor | None = None) -> Tensor:
@@ -182,17 +181,17 @@ class Sampler(KeepsPrecision):
         return self.table
 
     def marginal(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
-        """q(u) averaged over the data `x0`, for plots; the same as `density` for samplers that do not look at the data."""
+        """q(u) averaged over the data `x0`, for plots; equal to `density` if that does not depend on the data."""
         if x0 is None or not self.conditional:
             return self.density(u)
         return torch.stack([self.density(u, row.expand(len(u), *row.shape)) for row in x0[:64]]).mean(0)
 
     def feedback(self, draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> AbstractContextManager[None]:
-        """Wraps the optimizer step; learning samplers measure before and after it."""
+        """A context manager around the optimizer step; learning samplers override it."""
         return nullcontext()
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> "Sampler":
-        """Show the sampler the model and its optimizer; only samplers that differentiate or look ahead need it."""
+        """Give the sampler the model and its optimizer, for samplers that differentiate the model or look ahead."""
         for part in self.children():
             if isinstance(part, Sampler):
                 part.attach(model, optimizer)
@@ -203,7 +202,7 @@ class Sampler(KeepsPrecision):
     @torch.inference_mode(False)  # what is moved or made here will be trained with
     @torch.no_grad()
     def sample(self, x0: Tensor | int, *, generator: torch.Generator | None = None) -> Draw:
-        """Draw one noise level for each sample of the batch `x0` (or for that many samples on the sampler's own device)."""
+        """Draw one noise level for each sample of the batch `x0`, or for a number of samples on the sampler's own device."""
         if not isinstance(x0, Tensor | int):
             raise TypeError(
                 f"sample() takes the data x0, a tensor, or the number of samples, got {type(x0).__name__}: pick the data out "
@@ -239,13 +238,13 @@ class Sampler(KeepsPrecision):
     def observe(
         self, draw: Draw | Sequence[Draw], losses: Tensor | Sequence[Tensor] | None = None, loss_at: LossAt | None = None
     ) -> AbstractContextManager[None]:
-        """Put this around `optimizer.step()`: the block is what gets measured.
+        """Put this around `optimizer.step()`, so that the sampler learns from the step.
 
         Args:
-            draw: what `sample` returned; with gradient accumulation the list of them.
-            losses: the per-sample losses at draw.u, without draw.weight and without a loss weighting (learning samplers take
-                that as their target); a list with gradient accumulation.
-            loss_at: evaluates losses of the (last) batch at other u: `loss_at(rows, u)`.
+            draw: what `sample` returned; with gradient accumulation a list.
+            losses: one loss per sample at draw.u, without draw.weight and without a loss weighting; with gradient
+                accumulation a list.
+            loss_at: `loss_at(rows, u)` returns losses of rows of the (last) batch at other u.
         """
         self._to_enter = True
         return self._observing(draw, losses, loss_at)

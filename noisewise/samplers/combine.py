@@ -1,4 +1,4 @@
-"""Samplers made of samplers: what all of them share, a floor, and a weight turned into a density."""
+"""Samplers made of samplers: their base class, a floor, and a weight turned into a density."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,7 +18,7 @@ from noisewise.weighting import Weighting
 
 
 class Combined(Sampler):
-    """A sampler that passes feedback on to its learning part, and corrects and draws as its parts do unless told otherwise."""
+    """A sampler made of others. Its learning part learns; by default it corrects and draws as its parts do."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ def check_part(part: Any, whole: str) -> None:
 
 
 class Mix(Combined):
-    """A floor: with probability `floor` uniform, else `of`. 1 / q, the weight of `unbiased`, is at most 1 / floor."""
+    """A floor: uniform with probability `floor`, else `of`. Unbiased weights are at most 1 / floor."""
 
     def __init__(self, process: Process, of: Sampler, floor: float = 0.1, **common: Any) -> None:
         super().__init__(process, [of], **common)
@@ -105,9 +105,9 @@ def split_quantile(v: Tensor, share: float, first: Callable[[Tensor], Tensor], s
 
 
 class Product(Sampler):
-    """q proportional to (the density of `of`) x (a weighting): draw more often what a weight would count more.
+    """q proportional to (the density of `of`) x (a weighting): draws more often what the weight would count more.
 
-    With `correction="unbiased"` and the same weighting on the loss the objective keeps its weight, at a lower variance.
+    With `correction="unbiased"` and the same weighting on the loss, the objective is the weighted one, with less variance.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
 """Importance weights: what to multiply a loss by when its u was drawn from q instead of uniformly.
 
-All of `draw.weight` is here: `Correction.weight`, with `raw`, `mean` and `target_ratio`. Samplers supply q, t and the masses.
+`draw.weight` is computed here alone, in `Correction.weight`. Samplers supply q, t and the masses.
 
     weight(u) = r(q(u)) t(u) / m
 
 1. Training takes the mean over the draws, so it minimises E_q[weight l] = int q weight l du.
-2. r = 1 leaves q as the weighting. r = 1 / q cancels it: int q (1 / q) l du = E_u[l], whatever q is.
-3. r = min(1 / q, c) and r = q^-p lie between the two. Their mean m = E_q[r] = sum_k mass_k r(q_k) is divided out.
+2. With r = 1, q acts as the weighting. r = 1 / q cancels it: int q (1 / q) l du = E_u[l], whatever q is.
+3. r = min(1 / q, c) and r = q^-p lie between the two. They are divided by their mean m = E_q[r] = sum_k mass_k r(q_k).
 4. `target` wants the objective w, but the loop multiplies its losses by v. t = (w / v) E[v] / E[w], with r = 1 / q, gives
    E_q[(t / q) v l] = E_u[w l] E[v] / E[w]. Elsewhere t = 1.
 5. So E_q[weight] = 1 (E_q[weight v] = E[v] for `target`): no correction changes the learning rate.
@@ -15,13 +15,13 @@ All of `draw.weight` is here: `Correction.weight`, with `raw`, `mean` and `targe
 correction    weight                       the objective then is
 ============  ===========================  ==========================================================
 none          1                            the sampler *is* the weighting: E_q[l]
-unbiased      1 / q                        exactly uniform's, E_u[l], at the price of variance
+unbiased      1 / q                        exactly uniform's, E_u[l], with more variance
 target        t / q                        the sampler's own target, whatever weighting the loop has
 clipped(c)    min(1 / q, c) over its mean  between: rare draws count at most c, before the division
 tempered(p)   q^-p over its mean           none at p = 0, unbiased at p = 1
 ============  ===========================  ==========================================================
 
-Where q is zero nothing is ever drawn, and no weight can make up for that: mix in a floor.
+Where q is zero nothing is ever drawn, and no weight can correct that: mix in a floor.
 """
 
 import re
@@ -41,7 +41,7 @@ class Correction:
 
     @classmethod
     def parse(cls, text: "str | Correction") -> "Correction":
-        """From what is written in specs, such as "unbiased" or "clipped(5)"."""
+        """From text, such as "unbiased" or "clipped(5)"."""
         if isinstance(text, Correction):
             return text
         match = re.fullmatch(r"\s*(\w+)\s*(?:\(\s*([^)]+?)\s*\))?\s*", text)

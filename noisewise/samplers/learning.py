@@ -1,4 +1,4 @@
-"""What all learning samplers share: a density over strata, the target, the floor, the count of losses that were no numbers."""
+"""What all learning samplers share: a density over strata, the target, the floor, the count of losses that are not finite."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -44,11 +44,11 @@ class Learner(Sampler):
 
     Args:
         table: the strata, uniform at first.
-        weighting: the loss weighting in use. Hand over *unweighted* losses and name it here (a spec such as
-            "adaptive+minsnr" does so); None takes the losses as they are.
-        target: the weighting of the objective that is to fall; by default the one in use.
-        objective: what the losses measure, to translate weights; if absent what models of this process usually predict.
-        floor: the share of uniform mass, so that no noise level is ever starved.
+        weighting: the loop's loss weighting. Pass *unweighted* losses and name it here (a spec such as "adaptive+minsnr"
+            does so); None means no weighting.
+        target: the weighting of the objective to lower; by default the loop's.
+        objective: what the losses measure, to translate weights; by default the usual prediction of the process.
+        floor: the share of uniform draws, so that no noise level is starved.
     """
 
     table: Histogram

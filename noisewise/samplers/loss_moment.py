@@ -21,12 +21,12 @@ LOOK = 50  # steps between two looks at the count of bad losses: each waits for 
 
 
 class LossMoment(Learner):
-    """q_t proportional to sqrt(E[L_t^2]) over each timestep's last losses; uniform until every timestep has enough.
+    """q_t proportional to sqrt(E[L_t^2]) over the last losses of each timestep; uniform until every timestep has enough.
 
     Args:
         history: how many losses of each timestep to keep.
         floor: the uniform share.
-        bins: intervals of u for continuous processes, and for discrete ones with more timesteps than that.
+        bins: intervals of u in continuous time, or if there are more timesteps than that.
         correction: "unbiased" as published, so that the objective does not change.
     """
 

@@ -1,4 +1,4 @@
-"""Pairs (r, t) of noise levels, for MeanFlow and its kin. Card: docs/methods/pairs.md."""
+"""Pairs (r, t) of noise levels, for MeanFlow and similar models. Card: docs/methods/pairs.md."""
 
 from typing import Any, Literal
 
@@ -21,10 +21,10 @@ class Pairs(Combined):
 
     Args:
         of: the density, also a learned one.
-        equal: the share of samples with r = t, which train the plain velocity; which samples is drawn.
-        how: "sorted": t is the larger of two draws and r the smaller, as MeanFlow has it. "below": t is drawn from `of` itself
-            and r uniformly between 0 and t.
-        r: a fixed density of r's own, instead of `how`: t is drawn from `of`, and where r would be above t it is t.
+        equal: the share of samples with r = t, which train the plain velocity; they are chosen at random.
+        how: "sorted": t is the larger of two draws and r the smaller, as in MeanFlow. "below": t is drawn from `of`, and r
+            uniformly between 0 and t.
+        r: a fixed density for r, instead of `how`: t is drawn from `of`, and r is set to t where it would be above.
     """
 
     table: Histogram

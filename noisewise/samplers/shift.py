@@ -55,9 +55,9 @@ class Shift(Combined):
     For rectified flow this lowers every log SNR by 2 ln s.
 
     Args:
-        of: the fixed density that is shifted.
-        shift: s; or the name of a published model (`MODELS`), some of which take it from the shape of the data; or a function
-            of that shape; or a tensor, one s for each sample. `sampler.shift` may be set anew before a draw.
+        of: the fixed density to shift.
+        shift: s; or the name of a published model (`MODELS`), where s may depend on the shape of the data; or a function of
+            that shape; or a tensor, one s per sample. You may set `sampler.shift` before each draw.
     """
 
     def __init__(self, process: Process, of: Sampler, shift: float | Model | ShiftOf | Tensor = 3.0, **common: Any) -> None:

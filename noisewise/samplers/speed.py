@@ -18,11 +18,10 @@ class SpeeD(Sampler):
 
     Args:
         k: the ratio of the two rates.
-        tau: the threshold in timesteps (thousandths of u in continuous time); derived from the process if absent.
-            The authors' later code fixes 700.
-        mirror: draw half of the batch and mirror it at m, as the authors' code does (t to m - t below m and t - m above; m is
-            the derived tau, plus 1, also where `tau` is given). The density then is the mean of the two halves', and `density`
-            says so.
+        tau: the threshold in timesteps (thousandths of u in continuous time); by default derived from the process. The
+            authors' later code fixes it at 700.
+        mirror: draw half of the batch and mirror it at m, as the authors' code does: t becomes m - t below m and t - m above,
+            where m is the derived tau plus 1, even if `tau` is given. `density` is then the mean of both halves.
     """
 
     def __init__(self, process: Process, k: float = 5.0, tau: int | None = None, mirror: bool = False, **common: Any) -> None:
@@ -47,9 +46,9 @@ class SpeeD(Sampler):
 
 
 class PublishedSpeeD(Sampler):
-    """SpeeD as first released, the baseline of arXiv 2411.09998's tables; a spec weights it by P2 unless it names a weight.
+    """SpeeD as first released, the baseline of arXiv 2411.09998's tables. In a spec it is weighted by P2 by default.
 
-    p is proportional to tanh(1e6 (increment of sqrt(1 - abar) - 1e-4)) + 1.5: 5 to 1, but for a few timesteps at the edge. A
+    p is proportional to tanh(1e6 (increment of sqrt(1 - abar) - 1e-4)) + 1.5: 5 to 1, except at a few timesteps. A
     batch of n is n // 2 + 1 draws, then their mirrors, cut to n.
     """
 

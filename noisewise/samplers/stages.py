@@ -1,4 +1,4 @@
-"""What is drawn changes over training: one density morphs into another, or samplers take turns. Cards: docs/methods/."""
+"""Densities that change over training: one morphs into another, or samplers follow one another. Cards: docs/methods/."""
 
 import math
 from bisect import bisect_right
@@ -14,7 +14,7 @@ from noisewise.samplers.static import LogitNormal
 
 
 class Curriculum(Combined):
-    """One density morphing into another over `steps` steps, and staying there: (1 - s) start + s end.
+    """One density turns into another over `steps` steps, and stays there: (1 - s) start + s end.
 
     Args:
         shape: how s grows from 0 to 1: "linear" or "cosine".
@@ -71,7 +71,7 @@ class Piecewise(Combined):
     """One sampler after another: each from its optimizer step on.
 
     Args:
-        stages: the first step of each and the sampler, such as {0: Uniform(process), 5000: LogitNormal(process)}.
+        stages: the first step of each sampler, such as {0: Uniform(process), 5000: LogitNormal(process)}.
     """
 
     def __init__(self, process: Process, stages: dict[int, Sampler], **common: Any) -> None:
@@ -109,8 +109,8 @@ class CurriculumSampling(Sampler):
 
     Args:
         total: the optimizer steps of the whole run.
-        share: when to switch; as published at 60,000 of 150,000 steps.
-        mean: of logit u in the first phase; as published, more noise than data.
+        share: when to switch; published: 60,000 of 150,000 steps.
+        mean: of logit u in the first phase; the published one favours noise.
         std: of logit u in the first phase.
     """
 

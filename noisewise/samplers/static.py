@@ -97,7 +97,7 @@ class Mode(Sampler):
 
 
 class CosMap(Sampler):
-    """SD3's CosMap (Esser et al. 2024, Eq. 21): the cosine schedule's density of log SNR, carried over to flow matching."""
+    """SD3's CosMap (Esser et al. 2024, Eq. 21): gives flow matching the cosine schedule's density of log SNR."""
 
     def density(self, u: Tensor, x0: Tensor | None = None) -> Tensor:
         return 2 / (math.pi * (1 - 2 * u + 2 * u * u))
@@ -108,11 +108,11 @@ class CosMap(Sampler):
 
 
 class Table(Sampler):
-    """A density of the user's own: numbers over equal intervals of u, a function of u, or a .npy file of numbers.
+    """Your own density: numbers over equal intervals of u, a function of u, or a .npy file of numbers.
 
     Args:
-        values: non-negative numbers, one an interval (T of them give a mass to each DDPM timestep), or a function of u.
-        file: a .npy file holding such numbers.
+        values: non-negative numbers, one per interval (T of them for the timesteps of DDPM), or a function of u.
+        file: a .npy file with such numbers.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ def _away_from_zero(x: Tensor, tiny: float) -> Tensor:
 
 
 class EDMLogNormal(Sampler):
-    """ln sigma ~ N(mean, std^2) (Karras et al. 2022), with sigma the noise over the signal: uniform on the EDM process."""
+    """ln sigma ~ N(mean, std^2) (Karras et al. 2022), where sigma is noise over signal; uniform on the EDM process."""
 
     def __init__(self, process: Process, mean: float = -1.2, std: float = 1.2, **common: Any) -> None:
         if not std > 0:

@@ -21,13 +21,13 @@ NARROWEST = 2.0**-14  # a window of u narrower than this has too few float32 num
 class Window(Combined):
     """The density of `of` between two noise levels, and nothing outside.
 
-    Importance weights are those of a training on the window alone: `unbiased` is uniform over it, and all have mean 1.
+    Importance weights are relative to the window: `unbiased` is uniform over it, and all have mean 1.
 
     Args:
-        of: any sampler, also one that learns; uniform if absent.
-        low: the first level that is drawn; None for no bound.
-        high: the level from which on nothing is drawn; None for no bound.
-        over: what the bounds are in: "u", "time" (what the model is fed, such as timesteps) or "log_snr".
+        of: any sampler, also one that learns; by default uniform.
+        low: the first level to draw; None for no bound.
+        high: the first level not to draw; None for no bound.
+        over: the unit of the bounds: "u", "time" (the model's time input, such as timesteps) or "log_snr".
     """
 
     table: Histogram

@@ -36,23 +36,22 @@ class AdaptiveSampler(Learner):
     """A density over strata of u that is learned during training.
 
     Args:
-        process: the objective, that is the noising process and what the model predicts; or the process alone, if the model
-            predicts what is usual there, as in `Objective(process)`.
-        estimator: how to learn; one of `ESTIMATORS`, or a class. Its own settings may follow as keywords.
-        floor: the share of uniform draws, so that no noise level is starved and importance weights stay bounded; by default
-            0.35 for `loss`, 0.2 for the others.
-        strata: how many intervals of u, at most one a timestep; by default the estimator's own.
-        over: "u" for intervals of equal reference probability, "log_snr" for intervals of equal log SNR.
+        process: the objective (process and prediction); or only the process, if the prediction is its usual one.
+        estimator: how to learn: one of `ESTIMATORS`, or a class. Its settings may follow as keywords.
+        floor: the share of uniform draws, which keeps importance weights bounded; by default 0.35 for `loss`, 0.2 for the
+            others.
+        strata: how many intervals of u, at most one per timestep; by default the estimator's own.
+        over: "u" or "log_snr": what the intervals are equal in.
         correction: importance weights; by default "target" for `loss`, which trains the target, and "none" for the others,
-            where the sampler is the weighting.
-        target: the weighting of the objective to lower; by default the loop's `weighting`. Without one it is Min-SNR where
-            the correction is "target", and the plain loss otherwise.
-        draws: how a batch is drawn; by default in strata, so that each batch has its share of every noise level.
-        grow: steps after which the gamma of a Min-SNR target grows with the steps, so that the objective becomes the plain
-            one in a long training; by default it stays.
-        growth: the power of the steps by which gamma grows: 1 for in proportion.
-        collapse: a density narrower than this, exp(entropy), goes back to uniform with a warning, and is learned anew.
-        settings: `weighting`, `objective` and `seed` of all learning samplers; the estimator's own.
+            so that the sampler acts as a weighting.
+        target: the weighting of the objective to lower; by default the loop's. If the loop has none: Min-SNR with
+            correction="target", else the plain loss.
+        draws: how a batch is drawn; by default stratified, so that each batch covers all noise levels.
+        grow: steps after which the gamma of a Min-SNR target grows, so that the objective approaches the plain one; by
+            default never.
+        growth: gamma grows with the steps to this power.
+        collapse: a density narrower than this, exp(entropy), restarts as uniform, with a warning.
+        settings: `weighting`, `objective` and `seed`, as of all learning samplers; and the estimator's own.
     """
 
     def __init__(
