@@ -181,14 +181,14 @@ def _panel(axis: Any, name: str, rows: list[dict[str, Any]], baseline: str) -> N
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--preset", action="append", default=[], help="what to train; all settings of noisewise train can follow"
+        "--preset", action="append", default=[], help="settings to start from; any setting of noisewise train may follow"
     )
-    parser.add_argument("--sampler", default="adaptive:estimator=reinforce", help="the spec of which a setting is changed")
-    parser.add_argument("--setting", default="all", help=f"its name, or all: {', '.join(SETTINGS)} in turn")
-    parser.add_argument("--values", help="of the setting, separated by commas; those of the paper's five have a default")
+    parser.add_argument("--sampler", default="adaptive:estimator=reinforce", help="the spec whose setting is varied")
+    parser.add_argument("--setting", default="all", help=f"name of the setting, or all: {', '.join(SETTINGS)} in turn")
+    parser.add_argument("--values", help="values of the setting, separated by commas; the paper's five settings have a default")
     parser.add_argument("--seeds", type=int, default=2, help="runs of each value")
     parser.add_argument("--budget", default="25s", help="of each run: seconds (30s) or steps (1000it)")
-    parser.add_argument("--images", type=int, default=1000, help="generated images of each run for the distance")
+    parser.add_argument("--images", type=int, default=1000, help="images to generate for each run")
     add_launcher_options(parser)
 
 

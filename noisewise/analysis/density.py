@@ -262,10 +262,10 @@ def _colours(histories: Sequence[History]) -> list[str]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run", type=Path, nargs="+", default=[], help="folders of runs: their densities through training")
+    parser.add_argument("--run", type=Path, nargs="+", default=[], help="runs, to show their densities through training")
     parser.add_argument("--comparison", type=Path, help="or the folder of a comparison: one run of each sampler")
-    parser.add_argument("--samplers", help="or specs, separated by commas, as they are before training (default: a few)")
-    parser.add_argument("--process", default="linear", help="for --samplers: the process they are drawn on")
+    parser.add_argument("--samplers", help="or specs, separated by commas, to show them before training (default: a few)")
+    parser.add_argument("--process", default="linear", help="the process for --samplers")
 
 
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:

@@ -192,11 +192,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_subject(parser, budget="800it", points=4)
     parser.add_argument("--levels", type=int, default=20, help="noise levels, in the middle of equal intervals of u")
     parser.add_argument("--rows", type=int, default=128, help="samples at each level")
-    parser.add_argument(
-        "--objective", default="plain", help="what the loss is multiplied by: plain, vlb, or a weighting's spec"
-    )
-    parser.add_argument("--method", choices=METHODS, default="auto", help="auto: per_sample where its gradients take <= 1 GiB")
-    parser.add_argument("--micro-batch", type=int, help="rows of one gradient of micro_batches; by default a 16th of --rows")
+    parser.add_argument("--objective", default="plain", help="weight of the loss: plain, vlb, or a weighting's spec")
+    parser.add_argument("--method", choices=METHODS, default="auto", help="auto: per_sample if its gradients take <= 1 GiB")
+    parser.add_argument("--micro-batch", type=int, help="rows of each gradient with micro_batches; by default a 16th of --rows")
     parser.add_argument("--dropout", action="store_true", help="keep dropout, as in training; by default evaluation mode")
 
 

@@ -38,12 +38,12 @@ SHOWN: tuple[Range, ...] = ((0.0, 0.1), (0.4, 0.5), (0.9, 1.0))  # unless others
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_subject(parser, budget="400it", points=2)
-    parser.add_argument("--strata", type=int, default=10, help="equal intervals of u, each trained alone, for the matrix")
+    parser.add_argument("--strata", type=int, default=10, help="equal intervals of u for the matrix, each trained alone")
     parser.add_argument(
         "--range", action="append", type=parse_range, help="LOW,HIGH: also train this interval of u; repeatable"
     )
-    parser.add_argument("--steps", type=int, default=25, help="of each trial")
-    parser.add_argument("--share", type=float, default=1.0, help="of a trial's batch in the interval; the rest is uniform")
+    parser.add_argument("--steps", type=int, default=25, help="steps of each trial")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the batch in the interval; the rest is uniform")
     parser.add_argument("--levels", type=int, default=50, help="noise levels to evaluate (rounded up to fill the strata)")
     parser.add_argument("--images", type=int, default=48, help="samples to evaluate at each level")
 

@@ -34,12 +34,12 @@ from noisewise.training.trainer import Trainer
 def add_subject(parser: argparse.ArgumentParser, *, budget: str = "2000it", points: int = 4) -> None:
     """The options that choose what to look at."""
     parser.add_argument(
-        "--run", type=Path, help="the folder of a run, also as the first word: looked at in all its checkpoints"
+        "--run", type=Path, help="the folder of a run, also as the first word; all its checkpoints are analysed"
     )
-    parser.add_argument("--preset", action="append", default=[], help="or train this preset, and look at it on the way")
-    parser.add_argument("--trust", action="append", default=[], metavar="NAME", help="a model of --run that may be imported")
-    parser.add_argument("--budget", help=f"of that training: steps (1000it) or seconds (30s); default: {budget}")
-    parser.add_argument("--points", type=int, help=f"moments of it, evenly spaced, besides the start; default: {points}")
+    parser.add_argument("--preset", action="append", default=[], help="or train this preset and analyse it on the way")
+    parser.add_argument("--trust", action="append", default=[], metavar="NAME", help="allow importing the model NAME of --run")
+    parser.add_argument("--budget", help=f"length of that training: steps (1000it) or seconds (30s); default: {budget}")
+    parser.add_argument("--points", type=int, help=f"moments of it to analyse, besides the start; default: {points}")
     parser.set_defaults(of_preset={"budget": budget, "points": points})
 
 

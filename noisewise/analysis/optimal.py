@@ -36,14 +36,14 @@ APART = 0.05  # a distance of the bounds, as a share of the loss, that is worth 
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run", type=Path, help="the folder of a run: its training data; the result is kept there too")
-    parser.add_argument("--preset", action="append", default=[], help="or the data and the process of this preset")
+    parser.add_argument("--run", type=Path, help="the folder of a run, for its training data; the result is kept there too")
+    parser.add_argument("--preset", action="append", default=[], help="or a preset, for its data and process")
     parser.add_argument("--levels", type=int, default=50, help="noise levels, in the middle of equal intervals of u")
     parser.add_argument("--images", type=int, default=DRAWS, help="noised samples, the same at each level")
     parser.add_argument(
-        "--references", type=int, default=REFERENCES, help="samples that stand for all of a larger data set; 0 for all"
+        "--references", type=int, default=REFERENCES, help="how many samples to take of a larger data set; 0 for all"
     )
-    parser.add_argument("--cache", type=Path, help="where results are kept; the user's cache folder by default")
+    parser.add_argument("--cache", type=Path, help="folder for results; by default the user's cache folder")
     parser.set_defaults(of_preset={})
 
 

@@ -267,10 +267,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     samplers = "adaptive,adaptive:estimator=lookahead,strata=4,horizon=2,gradient_variance,paper_cifar10"
     parser.add_argument("--preset", action="append", default=[], help="settings of the model and the data; default: digits")
     parser.add_argument("--samplers", default=samplers, help="specs, separated by commas")
-    parser.add_argument("--widths", default="8,16,32", help="of the model; one list is varied at a time")
+    parser.add_argument("--widths", default="8,16,32", help="widths of the model; only one of these lists varies at a time")
     parser.add_argument("--batches", default="16,32,64", help="samples in a batch")
     parser.add_argument("--steps-of-process", default="100,300,1000", help="T of a discrete process")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement, about")
+    parser.add_argument("--seconds", type=float, default=1.0, help="about how long each measurement takes")
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

@@ -18,8 +18,8 @@ def add_options(parser: Parser) -> None:
     parser.description = __doc__
     parser.set_defaults(settings=[])
     common = Parser(add_help=False)
-    common.add_argument("--out", type=Path, default=Path("out") / "analysis", help="a folder for pictures and data")
-    common.add_argument("--formats", default="png,svg", help=f"of the pictures: {', '.join(FORMATS)}")
+    common.add_argument("--out", type=Path, default=Path("out") / "analysis", help="folder for pictures and data")
+    common.add_argument("--formats", default="png,svg", help=f"formats of the pictures: {', '.join(FORMATS)}")
     parser.add_subcommands("analyses", "analysis", ANALYSES, "noisewise.analysis", common)
 
 

@@ -25,10 +25,10 @@ COMMANDS = {
     "evaluate": "measure a run or images: FID, held-out loss, likelihood",
     "compare": "train with several samplers under the same conditions",
     "analyze": "look inside training: gradients, densities, overhead",
-    "report": "a run or a comparison as one HTML file, or live",
-    "preview": "which noise levels a recipe draws, before any training",
+    "report": "show a run or a comparison as one HTML file, or live",
+    "preview": "show which noise levels a recipe draws, before training",
     "encode": "turn images into latents with an autoencoder",
-    "reproduce": "a table or figure of the papers, with ours beside it",
+    "reproduce": "repeat a table or figure of the papers",
 }
 
 REPORTED = (ValueError, TypeError, OSError, RuntimeError, FloatingPointError, ImportError)  # they say what to do

@@ -1,7 +1,7 @@
-"""Train with several samplers under the same conditions (model, data, noise and time), compare, and write a report.
+"""Train with several samplers under the same conditions (model, data, noise and time), and write a report.
 
-All settings of noisewise train can follow. Each run is an ordinary run folder and a process of its own; the clock counts
-training steps alone, the sampler's own cost included. The same command goes on where it was stopped or killed.
+Settings of noisewise train may follow. Each run has its own folder and process. The clock counts only training steps,
+including the sampler's cost. The same command continues where it was stopped.
 
     noisewise compare --preset digits --samplers "uniform,minsnr,adaptive" --schedules linear,cosine --seeds 2 --budget 30s
 """
@@ -37,24 +37,24 @@ OF_THE_CONFIGURATION = -1  # images of --headline without a number
 def add_options(parser: Parser) -> None:
     parser.description = __doc__
     parser.set_defaults(settings=[])
-    parser.add_argument("--preset", action="append", default=[], help="begin with the settings of a preset")
+    parser.add_argument("--preset", action="append", default=[], help="settings to start from")
     parser.add_argument(
         "--samplers", default="uniform,minsnr,adaptive", help="specs, separated by commas; the first is the baseline"
     )
-    parser.add_argument("--schedules", help="processes, as in linear,cosine,quadratic; default: that of the configuration")
+    parser.add_argument("--schedules", help="processes, such as linear,cosine,quadratic; default: the configuration's")
     parser.add_argument("--seeds", type=int, default=2, help="runs of each combination")
     parser.add_argument("--budget", default="25s", help="of each run: seconds (30s) or steps (1000it)")
     parser.add_argument(
-        "--evaluate-at", default="0.25,0.5,0.75,1", help="shares of the budget at which each run is measured; the last is 1"
+        "--evaluate-at", default="0.25,0.5,0.75,1", help="when to measure each run, as shares of the budget; the last is 1"
     )
-    parser.add_argument("--images", type=int, help="generated images of each evaluation; default: evaluation.quick_images")
+    parser.add_argument("--images", type=int, help="images to generate for each evaluation; default: evaluation.quick_images")
     parser.add_argument(
         "--headline",
         type=int,
         nargs="?",
         const=OF_THE_CONFIGURATION,
         metavar="IMAGES",
-        help="one more distance at the end of each run, with evaluation.solver; of evaluation.images images without a number",
+        help="measure each run once more at the end, with this many images (default: evaluation.images) and evaluation.solver",
     )
     parser.add_argument(
         "--data", help="real images to compare with, as SOURCE:PATH; needed for latents; default: the run's own"
@@ -62,7 +62,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--data-options", type=read_mapping, default={}, help="settings of that source as YAML, such as {size: 256}"
     )
-    parser.add_argument("--out", type=Path, default=None, help="a folder for runs, results and report")
+    parser.add_argument("--out", type=Path, default=None, help="folder for runs, results and report")
     add_launcher_options(parser)
 
 

@@ -1,6 +1,6 @@
 """Turn images into latents that noisewise train reads as --data.source latents --data.path OUT.
 
-A killed command goes on where it stopped.
+Repeat an interrupted command to finish it.
 
     noisewise encode --data images --options "{size: 256}" --autoencoder my-pipeline --subfolder vae --out latents
 """
@@ -18,12 +18,12 @@ from noisewise.training.options import read_mapping
 
 def add_options(parser: Parser) -> None:
     parser.description = __doc__
-    parser.add_argument("--data", required=True, help="where the images lie")
-    parser.add_argument("--source", default="folder", choices=sorted(SOURCES), help="what they are (default: folder)")
-    parser.add_argument("--split", default="train", help="of the source (default: train)")
+    parser.add_argument("--data", required=True, help="where the images are")
+    parser.add_argument("--source", default="folder", choices=sorted(SOURCES), help="kind of data (default: folder)")
+    parser.add_argument("--split", default="train", help="split of the source (default: train)")
     parser.add_argument("--options", type=read_mapping, default={}, help="settings of the source as YAML, such as {size: 256}")
     parser.add_argument("--autoencoder", required=True, help="folder or hub id of a diffusers AutoencoderKL or VQModel")
-    parser.add_argument("--subfolder", help="of the autoencoder, such as vae")
+    parser.add_argument("--subfolder", help="subfolder of the autoencoder, such as vae")
     parser.add_argument("--out", required=True, type=Path, help="a new folder")
     parser.add_argument("--batch", type=int, default=32, help="images at a time")
     parser.add_argument(

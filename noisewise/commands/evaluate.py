@@ -1,4 +1,4 @@
-"""Distances of generated images to real ones (FID and others), held-out loss by noise level, bits per dimension.
+"""Measure the distance of generated images to real ones (FID and others), held-out loss by noise level, bits per dimension.
 
 The results of a run are appended to its metrics.jsonl.
 
@@ -76,7 +76,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--data-options", type=read_mapping, default={}, help="settings of that source as YAML, such as {size: 64}"
     )
-    parser.add_argument("--split", default="train", help="of the real images that distances are measured to")
+    parser.add_argument("--split", default="train", help="split of the real images")
     parser.add_argument("--count", type=int, help="images that a run generates; default: its evaluation.images")
     parser.add_argument(
         "--metrics", default="fid", help=f"comma-separated, of {', '.join(distances.METRICS)}; none for no images"
@@ -90,7 +90,7 @@ def add_options(parser: Parser) -> None:
         choices=distances.FEATURES,
         help="the feature network; dinov2 (FD-DINOv2) needs --weights",
     )
-    parser.add_argument("--weights", type=Path, help="of the feature network; of Inception if not those of the extra [fid]")
+    parser.add_argument("--weights", type=Path, help="weights of the feature network; not needed for Inception with [fid]")
     parser.add_argument("--heldout", type=int, default=1000, help="held-out images for the loss by noise level; 0 for none")
     parser.add_argument(
         "--levels",
@@ -100,16 +100,14 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--optimal",
         action="store_true",
-        help="also the loss of a perfect model of the training data, and what is left",
+        help="also compute the loss of a perfect model of the training data, and what is left to learn",
     )
     parser.add_argument("--vlb", type=int, default=0, help="images for the bound in bits per dimension; 0 for none")
-    parser.add_argument("--variance", default="fixed_small", choices=VARIANCES, help="of the model in the bound")
-    parser.add_argument("--tf32", action="store_true", help="TF32 for the features of generated images: FID moves by 0.001")
-    parser.add_argument(
-        "--skip-corrupt", action="store_true", help="leave out image files that cannot be read, real or generated"
-    )
+    parser.add_argument("--variance", default="fixed_small", choices=VARIANCES, help="variance of the model in the bound")
+    parser.add_argument("--tf32", action="store_true", help="features of generated images in TF32; changes FID by 0.001")
+    parser.add_argument("--skip-corrupt", action="store_true", help="skip image files that cannot be read")
     parser.add_argument("--feature-batch", type=int, default=128, help="images at a time in the feature network")
-    parser.add_argument("--cache", type=Path, help="for statistics of real images; the user's cache folder by default")
+    parser.add_argument("--cache", type=Path, help="folder for statistics of real images; by default the user's cache folder")
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     add_model_options(parser)
 

@@ -1,6 +1,6 @@
 """Generate images with a trained model.
 
-Image i depends on the seed and on i alone, not on the batch or on the number of processes (torchrun). An interrupted command
+Image i depends only on the seed and i, not on the batch or the number of processes (torchrun). An interrupted command
 goes on where it stopped.
 
     noisewise generate runs/first --count 64 --out grid.png
@@ -31,11 +31,11 @@ NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy",
 def add_options(parser: Parser) -> None:
     parser.description = __doc__
     parser.add_argument("run", type=Path, help="the folder of a run, or one of its checkpoints")
-    parser.add_argument("--count", type=int, default=64, help="how many")
+    parser.add_argument("--count", type=int, default=64, help="how many images")
     parser.add_argument(
         "--out", type=Path, help="a folder (png), an .npz file, or a .png file for a grid; by default RUN/generated"
     )
-    parser.add_argument("--format", choices=["png", "npz", "grid"], help="by default what --out looks like, png for a folder")
+    parser.add_argument("--format", choices=["png", "npz", "grid"], help="by default chosen from --out: png for a folder")
     add_model_options(parser)
 
 
@@ -43,29 +43,27 @@ def add_model_options(parser: Parser) -> None:
     """Those that say which model generates and how; evaluate has them too."""
     parser.add_argument("--step", type=int, help="the checkpoint of this step; the newest by default")
     parser.add_argument(
-        "--trust", action="append", default=[], metavar="NAME", help="import the run's model NAME, which only its folder names"
+        "--trust", action="append", default=[], metavar="NAME", help="allow importing the model NAME that the run names"
     )
     parser.add_argument("--model-weights", default="ema", choices=WEIGHTS, help="averaged weights (default) or the last ones")
     parser.add_argument(
-        "--solver", help='such as "ddim:steps=50,eta=0" or "heun:steps=18"; by default that of the run (evaluation.solver)'
+        "--solver", help='such as "ddim:steps=50,eta=0" or "heun:steps=18"; default: the run\'s evaluation.solver'
     )
-    parser.add_argument("--steps", type=int, help="steps of the solver, shorter than writing it out")
-    parser.add_argument("--seed", type=int, default=0, help="another seed is another set of images")
+    parser.add_argument("--steps", type=int, help="steps of the solver, instead of a whole --solver")
+    parser.add_argument("--seed", type=int, default=0, help="another seed gives other images")
     parser.add_argument("--guidance", type=float, default=1.0, help="classifier-free guidance; 1 is none")
     parser.add_argument(
-        "--interval", type=float, nargs=2, default=(0.0, 1.0), metavar=("LOW", "HIGH"), help="u in which to guide"
+        "--interval", type=float, nargs=2, default=(0.0, 1.0), metavar=("LOW", "HIGH"), help="guide only for u in this range"
     )
-    parser.add_argument("--label", type=int, help="the class of all images; by default classes take turns")
+    parser.add_argument("--label", type=int, help="the class of all images; by default all classes in turn")
     parser.add_argument("--batch", type=int, default=500, help="images generated at a time")
     parser.add_argument("--device", default="auto", choices=DEVICES, help="auto takes a GPU if there is one")
-    parser.add_argument("--precision", default="fp32", choices=list(PRECISIONS), help="of the network while generating")
+    parser.add_argument("--precision", default="fp32", choices=list(PRECISIONS), help="precision of the network")
     parser.add_argument(
-        "--compile", action="store_true", help="compile the network first, which takes a minute: for many images"
+        "--compile", action="store_true", help="compile the network first; takes a minute, worth it for many images"
     )
-    parser.add_argument(
-        "--autoencoder", help="folder or hub id, if latents are to be decoded by another than they were made by"
-    )
-    parser.add_argument("--subfolder", help="of --autoencoder")
+    parser.add_argument("--autoencoder", help="folder or hub id; to decode latents with another autoencoder than made them")
+    parser.add_argument("--subfolder", help="subfolder of --autoencoder")
 
 
 def loaded(args: argparse.Namespace, path: Path, device: torch.device) -> Trained:

@@ -1,6 +1,6 @@
-"""Show which noise levels a recipe draws (p), how much it counts them (w) and their product, before any GPU is rented.
+"""Show which noise levels a recipe draws (p), how much they count (w), and the product, before you rent a GPU.
 
-The axes are the time that the model is fed, and log SNR. Nothing is trained.
+The axes are the model's time and log SNR. Nothing is trained.
 
     noisewise preview --scheduler linear --sampler logit_normal --weighting minsnr:gamma=5 --out preview.png
     noisewise preview --scheduler my-pipeline/ --sampler uniform --compare logit_normal "adaptive+minsnr"
@@ -29,10 +29,10 @@ from noisewise.spec import SpecError, build_process, build_weighting
 from noisewise.weighting import Learned, Weighting
 
 SCHEDULER_SETTINGS = {
-    "shift": "of a flow-matching scheduler, instead of the configured one",
-    "mu": "of a flow-matching scheduler with dynamic shifting, as the pipeline computes it from the resolution",
-    "mean": "of ln sigma in the training of a model with an EDM scheduler",
-    "std": "of ln sigma there",
+    "shift": "shift of a flow-matching scheduler, instead of the configured one",
+    "mu": "mu of a flow-matching scheduler with dynamic shifting, as the pipeline computes it",
+    "mean": "mean of ln sigma in training, for an EDM scheduler",
+    "std": "standard deviation of ln sigma in training, for an EDM scheduler",
 }
 
 
@@ -45,10 +45,8 @@ def add_options(parser: Parser) -> None:
         help=f"a process, such as linear or cosine:steps=4000 ({', '.join(PROCESSES)}); or a diffusers "
         "scheduler_config.json, or a folder that holds one, itself or in scheduler/",
     )
-    parser.add_argument(
-        "--sampler", default="uniform", metavar="SPEC", help="what draws the noise levels; may name a weighting"
-    )
-    parser.add_argument("--weighting", metavar="SPEC", help="what weighs their losses, such as minsnr:gamma=5")
+    parser.add_argument("--sampler", default="uniform", metavar="SPEC", help="spec of the sampler; may include a weighting")
+    parser.add_argument("--weighting", metavar="SPEC", help="spec of the weighting, such as minsnr:gamma=5")
     parser.add_argument(
         "--compare", nargs="+", default=[], metavar="SPEC", help="other recipes, such as speed:k=5+change_aware"
     )
@@ -57,7 +55,7 @@ def add_options(parser: Parser) -> None:
         "--weight-of",
         choices=WEIGHT_OF,
         default="model",
-        help="whether w multiplies the model's own loss or the eps-loss, in which predictions can be compared",
+        help="which loss w multiplies: the model's own, or the eps-loss, to compare predictions",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="a picture: .png, .svg or .pdf (needs matplotlib)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the curves and numbers")

@@ -1,4 +1,4 @@
-"""A run or a comparison as one HTML file that needs nothing else, as figures for papers, or live in the browser.
+"""Show a run or a comparison as one HTML file, as figures for papers, or live in the browser.
 
 noisewise report out/digits
 noisewise report out/digits --figures figures --formats pdf
@@ -20,8 +20,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("target", type=Path, help="the folder of a run, or the --out of noisewise compare")
     parser.add_argument("--out", type=Path, help="the HTML file; by default report.html in that folder")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="also write the figures as files, for papers")
-    parser.add_argument("--formats", default="png,svg,pdf", help="of those files")
-    parser.add_argument("--live", action="store_true", help="serve the page on 127.0.0.1 and renew it while training goes on")
+    parser.add_argument("--formats", default="png,svg,pdf", help="formats of the figures")
+    parser.add_argument("--live", action="store_true", help="serve the page on 127.0.0.1 and update it during training")
     parser.add_argument("--port", type=int, default=0, help="of the live page; 0 takes a free one")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
 

@@ -1,7 +1,7 @@
-"""Repeat a table or a figure of the papers: one command, one page with the paper's numbers and ours.
+"""Reproduce a table or figure of the papers, on one page with the paper's numbers and ours.
 
-Each is a few noisewise compare and analyze commands, which the page shows. The same command goes on where it was stopped, and
-runs that several tables and figures share are made once. Settings of noisewise train may follow.
+Each is a few noisewise compare and analyze commands, which the page shows. The same command continues where it was stopped,
+and tables and figures share runs. Settings of noisewise train may follow.
 
     noisewise reproduce --list
     noisewise reproduce table1
@@ -28,9 +28,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--scale", choices=SCALES, default="toy", help="; ".join(f"{name}: {what}" for name, what in SCALES.items())
     )
-    parser.add_argument("--list", action="store_true", help="what each shows, what it needs and how long it takes")
+    parser.add_argument("--list", action="store_true", help="list what each shows, what it needs and how long it takes")
     parser.add_argument(
-        "--out", type=Path, default=Path("out") / "reproduce", help="a folder for runs and pages, one for each scale"
+        "--out", type=Path, default=Path("out") / "reproduce", help="folder for runs and pages, with a subfolder for each scale"
     )
 
 

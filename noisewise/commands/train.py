@@ -1,4 +1,4 @@
-"""Train a model. All that it does is a setting, of a preset, of a YAML file or on the command line; later ones win.
+"""Train a model. Settings come from presets, YAML files and the command line; later ones win.
 
 noisewise train --preset digits --out runs/first
 noisewise train --preset digits --sampler adaptive+minsnr --steps 4000
@@ -23,17 +23,17 @@ def add_options(parser: Parser) -> None:
     parser.description, parser.more_help = __doc__, settings_help
     parser.set_defaults(settings=[])
     parser.add_argument(
-        "--preset", action="append", default=[], metavar="NAME", help=f"settings to begin with: {', '.join(preset_names())}"
+        "--preset", action="append", default=[], metavar="NAME", help=f"settings to start from: {', '.join(preset_names())}"
     )
     parser.add_argument("--out", metavar="DIR", help="the run's folder; by default runs/NAME-SAMPLER-SEED")
-    parser.add_argument("--resume", action="store_true", help="continue the run in --out, or begin it")
-    parser.add_argument("--resume-from", type=int, metavar="STEP", help="continue it from that checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out, or start it")
+    parser.add_argument("--resume-from", type=int, metavar="STEP", help="continue it from the checkpoint of this step")
     parser.add_argument(
         "--trust",
         action="append",
         default=[],
         metavar="NAME",
-        help="let --resume import the model NAME that only --out names",
+        help="allow --resume to import the model NAME, if only the folder in --out names it",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="build everything, make two steps on noise, print parameters, memory and time"

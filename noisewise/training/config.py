@@ -1,4 +1,4 @@
-"""Everything a training run is made of, as plain typed data.
+"""The settings of a training run, as plain typed data.
 
 `noisewise train --print-config` shows it as YAML; every value can be set in a YAML file or on the command line with its dotted
 name (`--optimizer.lr 1e-4`). The names of samplers, weightings and processes are spec strings (docs/specs.md).
@@ -22,9 +22,9 @@ class DataConfig:
 
     Args:
         source: digits, cifar10, folder, array, latents or huggingface.
-        path: where they lie (not for digits).
+        path: where the data are (not for digits).
         options: settings of the source, such as size of an image folder.
-        shape: of one sample; needed only for a dry run without the data, and checked against them otherwise.
+        shape: shape of one sample; only needed for a dry run without the data, otherwise checked against them.
         classes: number of classes; as `shape`.
         flip: mirror half of the images.
         resident: keep all data on the device; null decides by their size.
@@ -46,9 +46,9 @@ class ModelConfig:
     """The network.
 
     Args:
-        name: unet, dit, uvit, or the import path of any nn.Module called as model(x, time); auto is a U-Net of a size that
-            suits the data and the device.
-        options: arguments of the network; with any of them, auto is plainly unet.
+        name: unet, dit, uvit, or the import path of any nn.Module called as model(x, time); auto is a U-Net that suits data
+            and device.
+        options: arguments of the network; with any of them, auto means unet.
         conditional: tell it the class of each sample.
         label_dropout: how often the class is withheld, for classifier-free guidance.
     """
@@ -70,7 +70,7 @@ class OptimizerConfig:
         eps: of Adam.
         weight_decay: of AdamW.
         warmup: steps in which the learning rate rises to lr.
-        cooldown: last steps of the run, in which it falls to zero; may be given to a run that goes on.
+        cooldown: last steps of the run, in which it falls to zero; may be set on resume.
         clip: largest norm of the gradient; null for none.
     """
 
@@ -91,8 +91,7 @@ class EMAConfig:
     Args:
         kind: constant (a fixed decay) or power (EDM2: a share of all of training).
         decay: of the constant kind.
-        ramp: let the decay of the constant kind rise as (1 + n) / (10 + n), so that short runs forget their start; papers
-            have none.
+        ramp: let the constant decay rise as (1 + n) / (10 + n), so that short runs forget their start; papers do not.
         std: width of the power kind, as a share of training.
     """
 
@@ -107,9 +106,9 @@ class CheckpointConfig:
     """Checkpoints.
 
     Args:
-        every: steps between two.
-        keep: how many of the newest stay.
-        keep_every: those at multiples of so many steps stay for ever; 0 for none.
+        every: steps between two checkpoints.
+        keep: how many of the newest to keep.
+        keep_every: also keep those at multiples of this many steps; 0 for none.
     """
 
     every: int = 5000
@@ -119,14 +118,14 @@ class CheckpointConfig:
 
 @dataclass
 class LogConfig:
-    """What is written down on the way.
+    """What is logged during training.
 
     Args:
         every: steps between two rows of metrics.jsonl.
         trackers: names of Accelerate's trackers (tensorboard, wandb, mlflow, trackio, ...); metrics.jsonl needs none.
         samples_every: steps between two pictures of generated samples; 0 for none.
-        samples: how many.
-        sample_steps: steps of the solver for each, unless `evaluation.quick_solver` says otherwise.
+        samples: how many images a picture has.
+        sample_steps: steps of their solver, unless `evaluation.quick_solver` is given.
     """
 
     every: int = 100
@@ -138,17 +137,17 @@ class LogConfig:
 
 @dataclass
 class EvaluationConfig:
-    """How the images are made by which a run is judged.
+    """How a run is evaluated.
 
     Args:
-        solver: as in "ddim:steps=200", of `noisewise evaluate`, `noisewise generate` and the headline figure of a comparison;
-            null for the process's usual one.
-        images: how many are measured.
-        quick_solver: along the way, in comparisons and for pictures; null for the usual one with `log.sample_steps` steps.
-        quick_images: how many, in comparisons.
-        data: real images, as SOURCE:PATH, if not those that the run is trained on; latents need it.
+        solver: such as "ddim:steps=200", for `noisewise evaluate`, `noisewise generate` and the headline figure of a
+            comparison; null for the process's usual one.
+        images: how many images to evaluate.
+        quick_solver: for comparisons and pictures during training; null for the usual one with `log.sample_steps` steps.
+        quick_images: how many images to evaluate in comparisons.
+        data: real images, as SOURCE:PATH; by default those that the run is trained on; latents need it.
         data_options: settings of that source, such as size of an image folder.
-        at_end: let `noisewise train` evaluate the run at its end, and comparisons measure the headline figure.
+        at_end: evaluate the run at the end of `noisewise train`, and measure the headline figure in comparisons.
     """
 
     solver: str | None = None
@@ -165,7 +164,7 @@ class Config:
     """A training run.
 
     Args:
-        name: of the run; names its folder unless `out` does.
+        name: name of the run, and of its folder unless `out` is given.
         out: the run's folder; by default runs/NAME-SAMPLER-SEED.
         seed: of initial weights, data order, noise and timesteps.
         process: linear, cosine, quadratic, vp, ve, edm or flow, with settings as in "linear:steps=4000".
@@ -175,26 +174,25 @@ class Config:
         sigma_data: the standard deviation of the data, for the edm prediction.
         sampler: how timesteps are drawn and losses weighted, as in "logit_normal+minsnr".
         steps: optimizer steps.
-        epochs: passes over the data, instead of steps; the steps that they are become known when the data are opened.
-        seconds: end after so much time in training steps, if that comes first; null for no limit.
+        epochs: passes over the data, instead of steps.
+        seconds: end after this much time in training steps, if that comes first; null for no limit.
         batch: samples in one optimizer step, over all processes and accumulated micro-batches.
         accumulation: micro-batches in one optimizer step.
         precision: fp32, bf16, fp16, or auto (bf16 on a GPU that has it).
         device: auto, cpu or cuda.
         parallel: what several processes do: ddp (each holds the model) or fsdp (FSDP2: each holds a part).
         compile: torch.compile the model (the fast path always does).
-        fast: on one CUDA device, fused kernels, a compiled model and the whole step in CUDA graphs: auto (where it can be, with
-            a line that says why not), always (an error where it cannot) or never.
-        deterministic: on the fast path, take only kernels that always add in the same order, so that a resumed run is the same
-            bit for bit; with false it is the same up to rounding, and steps are faster.
-        max_bad_steps: stop after so many steps in a row with a loss or gradient that is not finite.
+        fast: on one CUDA device, use fused kernels, a compiled model and CUDA graphs: auto (where possible, else a line says
+            why not), always (else an error) or never.
+        deterministic: on the fast path, resume bit for bit; with false only up to rounding, and steps are faster.
+        max_bad_steps: stop after this many steps in a row with a loss or gradient that is not finite.
         data: the data.
         model: the network.
         optimizer: the optimizer.
         ema: the average of the weights.
         checkpoint: checkpoints.
-        log: what is written down on the way.
-        evaluation: how the images are made by which a run is judged.
+        log: what is logged.
+        evaluation: how the run is evaluated.
     """
 
     name: str = "run"

@@ -13,7 +13,7 @@ LAUNCHERS: dict[str, type[Launcher]] = {"local": Local, "slurm": Slurm, "ray": R
 
 def add_launcher_options(parser: argparse.ArgumentParser) -> None:
     """--launcher, and what each of them takes."""
-    parser.add_argument("--launcher", choices=list(LAUNCHERS), default="local", help="where the runs are executed")
+    parser.add_argument("--launcher", choices=list(LAUNCHERS), default="local", help="where to run")
     for launcher in LAUNCHERS.values():
         launcher.add_options(parser)
 

@@ -227,11 +227,9 @@ class Local(Launcher):
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--turns", type=int, help="local: runs that take turns on the machine; default: one of each sampler"
-        )
-        parser.add_argument("--jobs", type=int, help="local: so many at the same time; default: 1, as their clocks need quiet")
-        parser.add_argument("--memory", help="local: the most that a run may use, of the GPU if it trains there, as in 8GiB")
+        parser.add_argument("--turns", type=int, help="local: how many runs take turns; default: one of each sampler")
+        parser.add_argument("--jobs", type=int, help="local: runs at the same time; default: 1, for comparable times")
+        parser.add_argument("--memory", help="local: memory limit of a run, such as 8GiB; GPU memory if it trains there")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, folder: Path, samplers: int) -> "Local":

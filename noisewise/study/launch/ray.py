@@ -31,7 +31,7 @@ class Ray(Launcher):
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--ray", metavar="ADDRESS", help='ray: the cluster, as in "auto"; default: one on this machine')
+        parser.add_argument("--ray", metavar="ADDRESS", help='ray: the cluster, such as "auto"; default: one on this machine')
         parser.add_argument("--ray-cpus", type=float, help="ray: cores for each run; default: 1")
         parser.add_argument("--ray-gpus", type=float, help="ray: GPUs for each run; default: 1 if there are any")
 

@@ -81,7 +81,7 @@ class Slurm(Launcher):
             "--slurm",
             action="append",
             metavar="KEY=VALUE",
-            help="slurm: partition, timeout_min, gpus_per_node, mem_gb, cpus_per_task, ...; may be given more than once",
+            help="slurm: partition, timeout_min, gpus_per_node, mem_gb, cpus_per_task, ...; repeatable",
         )
 
     @classmethod
