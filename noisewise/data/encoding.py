@@ -22,6 +22,7 @@ from noisewise.data.latents import INDEX, VERSION
 from noisewise.data.source import Source
 
 KINDS = {"AutoencoderKL": AutoencoderKL, "VQModel": VQModel}
+SCALE_OF_SD = 0.18215  # diffusers' default for every VQModel too, which LDM does not rescale (Rombach et al. 2022, D.1)
 
 
 class Encoder:
@@ -35,6 +36,8 @@ class Encoder:
                 "this autoencoder scales each channel by its own latents_mean and latents_std, which is not supported"
             )
         self.scale = float(getattr(config, "scaling_factor", None) or 1.0)
+        if kind == "VQModel" and self.scale == SCALE_OF_SD:
+            self.scale = 1.0
         self.shift = float(getattr(config, "shift_factor", None) or 0.0)
         self.has_std = kind == "AutoencoderKL"
         self.device, self.dtype = next((p.device, p.dtype) for p in model.parameters())

@@ -77,6 +77,14 @@ def test_vq_latents_are_those_before_quantisation_and_have_no_deviation(models, 
     assert torch.equal(decoded, latents.decode(values))
 
 
+def test_vq_latents_are_not_rescaled_by_stable_diffusions_factor(source, tmp_path):
+    """diffusers gives its 0.18215 to a VQModel whose config names no factor, such as that of LDM on CelebA-HQ."""
+    VQModel(**SMALL, latent_channels=3).eval().save_pretrained(tmp_path / "vq")
+    latents = open_data("latents", encode(source, str(tmp_path / "vq"), tmp_path / "latents", store="float32"))
+    values, _ = latents.read(np.arange(COUNT))
+    assert torch.equal(latents.decode(values), values[:, 0])
+
+
 def test_decoded_latents_have_the_scaled_mean_and_deviation(kl, source, tmp_path):
     latents = open_data("latents", encode(source, kl, tmp_path / "latents", store="float32"))
     values, _ = latents.read(np.arange(3))
