@@ -167,10 +167,11 @@ def released_vlb(process):
 
 def test_the_released_settings_are_the_released_code(monkeypatch):
     process = DDPM.quadratic(STEPS)
-    loop = Loop(f"released_cifar10:every={EVERY}", process, fixed_noise=False)
+    usual = noisewise.recipe("released_cifar10", process).sampler.estimator
+    assert (usual.hidden, len(usual.queue), usual.lr) == (256, 20, 1e-2)  # train.py has --capacity 20, and no use of 5
+    loop = Loop(f"released_cifar10:every={EVERY},queue=5", process, fixed_noise=False)
     estimator, c = loop.sampler.estimator, released_vlb(process)
     assert estimator.selected.tolist() == [0, 1, 2]  # until there are two rows
-    assert (estimator.hidden, len(estimator.queue), estimator.lr) == (256, 5, 1e-2)
     watched, queue = Watched(loop.sampler, monkeypatch), []
     for k in range(1, 9 * EVERY + 1):
         watched.remember()

@@ -76,5 +76,5 @@ def paper_imagenet(process: Process, **settings: Any) -> AdaptiveSampler:
 
 
 def released_cifar10(process: Process, **settings: Any) -> AdaptiveSampler:
-    """CIFAR-10 as in the authors' released code, where it differs from the paper: `ReleasedEstimator`, hidden 256, queue 5."""
-    return _paper(process, settings, ReleasedEstimator, ReleasedBound(), hidden=256, queue=5, lr=1e-2)
+    """CIFAR-10 as in the authors' released code, where it differs from the paper: `ReleasedEstimator` and hidden 256."""
+    return _paper(process, settings, ReleasedEstimator, ReleasedBound(), hidden=256, lr=1e-2)
