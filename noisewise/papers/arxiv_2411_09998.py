@@ -429,8 +429,8 @@ STUDIES = {
         scales=at_each(
             ("12 min on two busy cores", "20 min on one H200", "weeks on one H200: 6 runs of 375,000 steps"),
             trained(TABLE_2, LDM_SCHEDULE, "celebahq", (450, 9_000, 375_000), CELEBAHQ),
-            paper="CelebA-HQ in data/celebahq-images, its latents in data/celebahq (noisewise encode, see the preset "
-            "celebahq-ldm)",
+            paper="CelebA-HQ in data/celebahq-images, its latents in data/celebahq, held-out ones in data/celebahq/test "
+            "(noisewise encode, see the preset celebahq-ldm)",
         ),
         shown=beside({"celebahq": (TABLE_2, "LDM's schedule")}, "paper_celebahq"),
         notes=(SHORT, OTHER_DATA.format("LDM's")),
@@ -442,8 +442,8 @@ STUDIES = {
         scales=at_each(
             ("3 min on two busy cores", "15 min on one H200", "weeks on one H200: 2 runs of 1.0M steps"),
             trained(TABLE_3, "cosine", "imagenet", (600, 10_000, 1_000_000), IMAGENET),
-            paper="ImageNet in data/imagenet-images, its latents in data/imagenet (noisewise encode, see the preset "
-            "imagenet-uvit)",
+            paper="ImageNet in data/imagenet-images, its latents in data/imagenet, held-out ones in data/imagenet/test "
+            "(noisewise encode, see the preset imagenet-uvit)",
         ),
         shown=beside({"imagenet": (TABLE_3, "Cosine schedule")}, "paper_imagenet+minsnr"),
         notes=(SHORT, OTHER_DATA.format("the cosine")),
