@@ -1,5 +1,5 @@
 """How much of the published reward survives bfloat16: rewards of one step, probed in bf16 autocast, against float32; on a GPU
-those in TF32 too.
+those in TF32 too. And how far rewards spread if the noise before the step is not that after it.
 
 Trains a preset with uniform sampling. At some steps the decrease of c_t ||eps - eps_theta||^2 over one optimizer step is
 measured for every sample of the batch at evenly spaced timesteps, with the same noise, in both precisions. Rows go to
@@ -59,9 +59,10 @@ def compared(trainer: Trainer) -> dict[str, float]:
     after = {kind: losses(trainer, loss_at, x0, kind) for kind in kinds}
     with kept.put_back():
         change = {kind: losses(trainer, loss_at, x0, kind) - after[kind] for kind in after}
+        change["fresh"] = losses(trainer, loss_at, x0, "float32", seed=8) - after["float32"]
     rewards = {kind: one.view(CHOSEN, len(x0)).mean(0) for kind, one in change.items()}
     exact = rewards.pop("float32")
-    found = {"reward_spread": float(exact.std())}
+    found = {"reward_spread": float(exact.std()), "fresh_spread": float(rewards.pop("fresh").std())}
     for kind, rounded in rewards.items():
         prefix = "" if kind == "bf16" else f"{kind}_"
         found[f"{prefix}pearson"] = float(torch.corrcoef(torch.stack([exact, rounded]))[0, 1])
@@ -71,13 +72,13 @@ def compared(trainer: Trainer) -> dict[str, float]:
 
 
 @torch.no_grad()
-def losses(trainer: Trainer, loss_at: LossAt, x0: torch.Tensor, kind: str) -> torch.Tensor:
+def losses(trainer: Trainer, loss_at: LossAt, x0: torch.Tensor, kind: str, seed: int = 7) -> torch.Tensor:
     """Weighted losses of all samples at the chosen timesteps, with one noise."""
     process = trainer.objective.process
     levels = (by_grid(torch.zeros(2, process.steps, device=x0.device), CHOSEN) + 0.5) / process.steps
     u, rows = levels.repeat_interleave(len(x0)), torch.arange(len(x0), device=x0.device).repeat(CHOSEN)
     model = trainer.network
-    found = evaluate(at_precision(loss_at, kind, model), rows, u, most=8 * len(x0), seed=7, model=model)
+    found = evaluate(at_precision(loss_at, kind, model), rows, u, most=8 * len(x0), seed=seed, model=model)
     return (VLB(normalise=False).weights(trainer.objective, u) * found).double()
 
 
