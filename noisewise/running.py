@@ -112,7 +112,7 @@ class RunningLoss(KeepsPrecision):
         self.beyond: Tensor
         self.bins: Tensor
         self.numbers: Tensor
-        self._calls = 0  # of this process; not saved, since it changes no ordinary result
+        self.calls = 0  # of `update`
         self._warned = False
 
     def update(self, u: Tensor, losses: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -129,7 +129,7 @@ class RunningLoss(KeepsPrecision):
         where, squares = self._where(u), losses * losses
         weighted = None if weights is None else weights * losses
         finite, outlier = self._judged(where, squares, weighted)
-        self._calls += 1
+        self.calls += 1
         zero, one, decay, rise = self.numbers
         ordinary = finite ^ outlier
         values = torch.where(ordinary, torch.stack([losses if weighted is None else weighted, squares]), zero)
@@ -164,7 +164,7 @@ class RunningLoss(KeepsPrecision):
         """Which losses are finite, also with their weights, and which of those are outliers."""
         count, _, total = self.sums
         limits = (total * (0.0064 * count).add((count - 4) ** -1.5, alpha=500))[where]  # NaN where too few were seen
-        if self._calls < self.first and len(squares):
+        if self.calls < self.first and len(squares):
             median = squares.sort().values[(len(squares) - 1) // 2]  # NaN counts as large; nanmedian would wait for a GPU
             limits = torch.where(limits > 0, limits, 1e6 * median)
         finite = (squares if weighted is None else torch.maximum(squares, weighted * weighted)) < LARGEST**2
@@ -186,11 +186,18 @@ class RunningLoss(KeepsPrecision):
                 stacklevel=2,
             )
 
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.calls)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.calls = int(state)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         squares, beyond = (state_dict.pop(f"{prefix}usual.{name}", None) for name in ("sums", "counts"))
         if squares is not None and prefix + "sums" in state_dict:  # they were kept apart, and those of `sums` weighted
             state_dict[prefix + "sums"] = torch.cat([state_dict[prefix + "sums"][:2], squares[:1]])
         state_dict.setdefault(prefix + "beyond", torch.zeros_like(self.beyond) if beyond is None else beyond)
+        state_dict.setdefault(prefix + "_extra_state", torch.tensor(0))  # calls were not saved
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property

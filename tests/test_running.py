@@ -364,9 +364,20 @@ def test_outliers_are_told_of_once():
         running.warn()
 
 
+def test_a_loaded_state_judges_losses_as_the_one_that_was_saved():
+    running, generator = settled(steps=RunningLoss.first, scale=1e-9)
+    other = RunningLoss(even_edges(20))
+    other.load_state_dict(running.state_dict())
+    for one in (running, other):
+        one.sums.zero_()  # so that nothing but a batch's median could set a limit
+    u, losses = torch.rand(16, generator=generator), torch.ones(16)
+    losses[3] = 1e6
+    assert torch.equal(other.update(u, losses), running.update(u, losses))
+
+
 def test_a_state_from_before_there_was_a_limit_is_taken():
     running, _ = settled()
-    state = {name: value for name, value in running.state_dict().items() if name != "beyond"}
+    state = {name: value for name, value in running.state_dict().items() if name not in ("beyond", "_extra_state")}
     other = RunningLoss(even_edges(20))
     other.load_state_dict(state)
     assert torch.equal(other.sums, running.sums)
@@ -377,7 +388,7 @@ def test_a_state_with_squares_of_their_own_is_taken():
     """Squares and outliers used to lie in a part of their own, beside squares of weighted losses."""
     running, _ = settled()
     state = running.state_dict()
-    old = {name: value.clone() for name, value in state.items() if name != "beyond"}
+    old = {name: value.clone() for name, value in state.items() if name not in ("beyond", "_extra_state")}
     old |= {"usual.sums": state["sums"][[2, 0]], "usual.counts": torch.full((20,), 3.0)}
     old["sums"][2] *= 1000
     other = RunningLoss(even_edges(20))

@@ -267,6 +267,8 @@ class GraphedStep(Step):
         tensors += self.ema.average.values()
         tensors += self._optimizer_state()
         before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        running = self.monitor.running
+        calls = running.calls
         known = {id(tensor) for tensor in tensors}
         try:
             yield
@@ -277,6 +279,7 @@ class GraphedStep(Step):
                 for tensor in self._optimizer_state():
                     if id(tensor) not in known:  # made by the first step: Adam begins with zeros
                         tensor.zero_()
+            running.calls = calls
             self.guard.forget()
 
     def _optimizer_state(self) -> list[Tensor]:
