@@ -233,13 +233,18 @@ class Recipe(KeepsPrecision):
         before = {name: value.clone() for name, value in self.state_dict().items()}
         try:
             self._load_parts(state)
-        except (RuntimeError, ValueError, LookupError, TypeError):
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:
             self._load_parts(before)
+            first = str(error).splitlines()[:2][-1:]  # torch says what it was doing, then what does not fit
         else:
             return None
         if "_extra_state" not in state or not any(name.startswith("sampler.") for name in state):
             return f"the state holds no recipe, but this one is {self.spec!r}"
-        return f"the state is of the recipe {bytes(state['_extra_state'].tolist()).decode()!r}, but this one is {self.spec!r}"
+        spec = bytes(state["_extra_state"].tolist()).decode()
+        if spec == self.spec:
+            why = "".join(first).strip("\t .")
+            return f"the state is of another {spec!r} (its process, data, settings or version differ): {why}"
+        return f"the state is of the recipe {spec!r}, but this one is {self.spec!r}"
 
     def _load_parts(self, state: Mapping[str, Any]) -> None:
         for part in ("sampler", "weighting"):

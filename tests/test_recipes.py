@@ -482,6 +482,12 @@ def test_the_state_of_another_recipe(spec, other):
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+def test_the_state_of_the_same_spec_for_another_process_says_what_differs():
+    state = noisewise.recipe("adaptive", DDPM.linear()).state_dict()
+    with pytest.raises(RuntimeError, match=r"another 'adaptive'.*table\.edges"):
+        noisewise.recipe("adaptive", DDPM.linear(10)).load_state_dict(state)
+
+
 def test_other_settings_go_on_with_what_was_learned():
     old, new = Door("adaptive:warmup=2,every=2").run(6).recipe, noisewise.recipe("adaptive:floor=0.1+minsnr", OBJECTIVE)
     with warnings.catch_warnings():
