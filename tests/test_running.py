@@ -12,6 +12,7 @@ import noisewise
 from noisewise.processes import DDPM
 from noisewise.running import RunningLoss, Skipped, even_edges
 from noisewise.samplers import AdaptiveSampler, LossMoment
+from noisewise.samplers.adaptive import Estimator
 from noisewise.spec import SpecError
 from noisewise.weighting import Weighting
 
@@ -194,6 +195,23 @@ def test_learning_samplers_count_warn_and_go_on(name):
     assert learner.skipped.run.item() == 400
     u = torch.linspace(0.01, 0.99, 50)
     assert bool(torch.isfinite(sampler.density(u)).all())
+
+
+class Silent(Estimator):
+    """A user's own, which looks at no losses."""
+
+    def __init__(self, edges):
+        super().__init__()
+        self.running = RunningLoss(edges)
+
+
+def test_an_estimator_of_ones_own_need_not_warn_itself():
+    sampler = AdaptiveSampler(DDPM.linear(20), Silent)
+    with pytest.warns(RuntimeWarning, match="training has diverged"):
+        observe_nan(sampler, 100)
+    sampler.estimator.running.beyond += 1000
+    with pytest.warns(RuntimeWarning, match="ten times and more above"):
+        observe_nan(sampler, 50)
 
 
 @pytest.mark.parametrize("name", ["adaptive", "loss_moment"])

@@ -91,8 +91,6 @@ class GradientVariance(Learner):
         variance = distributed.gather_sum(variance)
         finite = torch.isfinite(variance)
         self.skipped.note(~finite)
-        if stratum == 0:  # once a round, since it waits for the device
-            self.skipped.warn()
         decay = torch.where(self.measured[stratum] > 0, self.decay, torch.zeros_like(self.variance[stratum]))
         updated = self.variance[stratum] * decay + torch.where(finite, variance, 0.0) * (1 - decay)
         self.variance[stratum] = torch.where(finite, updated, self.variance[stratum])

@@ -71,8 +71,6 @@ class InfoNoise(Learner):
             self.skipped.count(batch[3].sum())
             step = self.step + 1
             if step >= self.warmup and step % self.every == 0:
-                self.skipped.warn()
-                self.running.warn()
                 self.propose(self.masses())
 
     def masses(self) -> Tensor:

@@ -10,11 +10,13 @@ from noisewise import distributed
 from noisewise.levels import first_ticks, middles
 from noisewise.objective import Objective
 from noisewise.processes import Process, check_process, check_same
-from noisewise.running import Skipped
+from noisewise.running import RunningLoss, Skipped
 from noisewise.samplers.base import Sampler, fine_grid
 from noisewise.samplers.correction import target_ratio
 from noisewise.samplers.histogram import Histogram
 from noisewise.weighting import Weighting, is_fixed
+
+LOOK = 50  # steps between two looks at what was left out of learning: each waits for the device
 
 
 def split_objective(
@@ -82,6 +84,14 @@ class Learner(Sampler):
         self._optimizer: tuple[torch.optim.Optimizer, ...] = ()
         self.floor = floor
         self.skipped = Skipped()
+
+    def advance(self) -> None:
+        """Count a step, and now and then warn of losses that were left out."""
+        super().advance()
+        if self.step % LOOK == 0:
+            for part in self.modules():
+                if isinstance(part, Skipped | RunningLoss):
+                    part.warn()
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> "Learner":
         self._model = (model,)

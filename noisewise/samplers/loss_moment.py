@@ -17,8 +17,6 @@ from noisewise.samplers.correction import Correction
 from noisewise.samplers.histogram import Histogram
 from noisewise.samplers.learning import Learner, split_objective
 
-LOOK = 50  # steps between two looks at the count of bad losses: each waits for the device
-
 
 class LossMoment(Learner):
     """q_t proportional to sqrt(E[L_t^2]) over the last losses of each timestep; uniform until every timestep has enough.
@@ -61,9 +59,6 @@ class LossMoment(Learner):
     def _learn(self, u: Tensor, losses: Tensor, weights: Tensor) -> None:
         ordinary = self.running.ordinary(u, losses, weights)
         self.skipped.count(self.running.update(u, losses, weights)[3].sum())
-        if self.step % LOOK == 0:
-            self.skipped.warn()
-            self.running.warn()
         rows = distributed.gather_rows(torch.stack([u.float(), weights * losses, ordinary], 1))
         which, values, ordinary = self.table.bin(rows[:, 0]), rows[:, 1], rows[:, 2] > 0
         bins, history = self.losses.shape

@@ -91,8 +91,6 @@ class LossEstimator(Estimator):
             sampler.skipped.count(batch[3].sum())
             step = sampler.step + 1
             if step >= self.warmup and step % self.every == 0:
-                self.running.warn()
-                sampler.skipped.warn()
                 sampler.settle(self.running.mean().clamp(min=0) ** self.power * sampler.table.widths)
 
     def reset(self) -> None:

@@ -108,7 +108,6 @@ class LookaheadEstimator(Estimator):
         gains = self.measure(sampler, draw.rows, draw.u.device, loss_at)
         finite = torch.isfinite(gains)
         sampler.skipped.note((~finite).sum())
-        sampler.skipped.warn()
         self.latest.copy_(torch.where(finite, gains, self.latest))
         decay = torch.where(self.events > 0, self.decay, torch.zeros_like(self.gains))
         self.gains.copy_(torch.where(finite, self.gains * decay + gains * (1 - decay), self.gains))

@@ -86,7 +86,6 @@ class PaperEstimator(ExactBeta):
         row = self.change(sampler, before, probe(*one), one[1])
         row = distributed.gather_sum(row) / distributed.world_size()
         sampler.skipped.note((~torch.isfinite(row)).any())
-        sampler.skipped.warn()
         self.push(row)
         if int(self.filled) < 2:
             return

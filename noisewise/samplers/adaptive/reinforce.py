@@ -243,7 +243,6 @@ class ReinforceEstimator(Estimator):
     def _learn(self, sampler: "AdaptiveSampler", draw: Draw, row: Tensor, rewards: Tensor) -> None:
         row = distributed.gather_sum(row) / distributed.world_size()
         sampler.skipped.note(distributed.gather_sum((~torch.isfinite(rewards)).sum()) + (~torch.isfinite(row)).any())
-        sampler.skipped.warn()
         if int(self.filled) >= self.least:
             self._update_policy(sampler, draw, rewards)
         self.push(row)
