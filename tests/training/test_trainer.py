@@ -1,7 +1,11 @@
 """The loop itself, in this process: exact resumption for every method, skipped steps, equal conditions for all samplers."""
 
 import json
+import os
+import platform
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -410,3 +414,39 @@ def test_the_loss_of_a_row_is_the_mean_since_the_row_before():
     each = [row["loss"] for row in advance(trainer_of(replace(config, log=replace(config.log, every=1))), 12)]
     rows = advance(trainer_of(config), 12)
     np.testing.assert_allclose([row["loss"] for row in rows], np.reshape(each, (3, 4)).mean(1), rtol=1e-6)
+
+
+# Freed memory is kept for the next step, where the C library can
+
+TOUCH = """
+import resource, sys, torch
+from noisewise.training.trainer import keep_freed_memory
+asked = keep_freed_memory() if "ask" in sys.argv else None
+def touch():  # 16 MiB in blocks that glibc's heap holds, freed again
+    blocks = [torch.ones(2**16) for _ in range(64)]
+touch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    touch()
+print(asked, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(*arguments: str, **variables: str) -> tuple[str, int]:
+    environment = {**os.environ, **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", TOUCH, *arguments], capture_output=True, text=True, check=True, env=environment
+    )
+    asked, count = done.stdout.split()
+    return asked, int(count)
+
+
+def test_memory_that_is_kept_is_not_asked_for_again():
+    asked, kept = faults("ask")
+    if platform.libc_ver()[0] != "glibc":
+        assert asked == "False"
+        return
+    assert asked == "True"
+    # glibc moves its thresholds by what it has seen, so that what an unasked process does depends on its start: pin them
+    _, unasked = faults(MALLOC_TRIM_THRESHOLD_="131072", MALLOC_MMAP_THRESHOLD_="131072")
+    assert kept < unasked / 10
