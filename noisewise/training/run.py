@@ -281,6 +281,8 @@ def train(
     with stop or StopRequest() as stop:
         with stop.at_once():
             run = Run(config, resume=resume, step=step, progress=progress, draw=draw)
+        if resume and not run.trainer.step:
+            run.progress.tell(f"there is nothing to resume in {run.folder.path}: a new run begins")
         try:
             with run.progress.running(run.config, run.trainer.step):
                 if not run.trainer.finished():
