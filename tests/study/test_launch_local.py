@@ -133,6 +133,38 @@ def test_a_worker_told_to_stop_by_someone_else_saves_and_says_so(tmp_path):
     assert read_outcome(job.folder).failure.message == "it was told to stop by a signal, and is saved"
 
 
+def test_ctrl_c_reaches_neither_a_worker_nor_the_server_that_forks_it(tmp_path):
+    """Both begin with seconds of imports, and an interrupt there would be two tracebacks."""
+    (job,) = jobs_in(tmp_path, **LONG)
+    worker = Worker(job, ONE)
+    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    server = int(status.partition("PPid:")[2].split()[0])
+    for words in (status, Path(f"/proc/{server}/status").read_text()):
+        assert int(words.partition("SigBlk:")[2].split()[0], 16) & 1 << signal.SIGINT - 1
+    worker.end(StopRequest())
+
+
+def test_no_process_is_started_after_a_request_to_stop(tmp_path, monkeypatch):
+    stop, started = StopRequest(), []
+
+    class Starting:
+        ended = True
+
+        def __init__(self, job, share):
+            started.append(job)
+
+        def listen(self, stop):
+            stop.name = "SIGINT"
+
+        def end(self, stop):
+            pass
+
+    monkeypatch.setattr("noisewise.study.launch.local.Worker", Starting)
+    jobs = jobs_in(tmp_path, ["uniform", "minsnr"])
+    take_turns(jobs, ONE, stop)
+    assert started == jobs[:1]
+
+
 def test_a_training_worker_hears_of_the_end_of_its_launcher(tmp_path):
     """A closed pipe is all that is left of a launcher that was killed."""
     (job,) = jobs_in(tmp_path, **LONG)

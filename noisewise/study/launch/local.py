@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -130,8 +131,15 @@ class Worker:
         self.job, self.ended = job, False
         self.pipe, other = context.Pipe()
         self.process = context.Process(target=serve, args=(job, other, share))
-        with ONE_AT_A_TIME:
-            self.process.start()
+        # Ctrl-C is the launcher's, which closes the pipe: the server of forks and its workers, which inherit the mask, begin
+        # with seconds of imports. The tracker is started before, since it unblocks what it has blocked.
+        resource_tracker.ensure_running()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with ONE_AT_A_TIME:
+                self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         other.close()
 
     def advance(self, share: float, stop: StopRequest) -> None:
@@ -263,6 +271,8 @@ def take_turns(jobs: Sequence[Job], share: Share, stop: StopRequest, slices: int
     workers: list[Worker] = []
     try:
         for job in jobs:  # one after the other, and none trains before all are ready: nobody disturbs a clock
+            if stop.requested:
+                break
             workers.append(Worker(job, share))
             workers[-1].listen(stop)
         for turn in range(1, slices + 1):
