@@ -145,7 +145,7 @@ def foretold(config: Config, plan: Plan, runs: int) -> float:
         print(counts)
         return 0.0
     each, once = evaluation_seconds(call, source, parts.classes, plan.images, quick_solver(config).steps)
-    print(f"{counts}: {about(evaluations * each + once)} of measuring on this CPU")
+    print(f"{counts}: {about(evaluations * each + once)} of measuring on this CPU, if it stays as busy as it is")
     return each
 
 

@@ -170,8 +170,8 @@ def foretell(args: argparse.Namespace, trained: Trained, real: Source, network: 
     measuring = (args.count + min(args.real_count or len(real), len(real))) * feature_seconds(network, real.shape)
     held_out = args.heldout * len(args.grid) * forward
     print(
-        f"on this CPU {about(generating + measuring + held_out)} at most: {args.count:,} images {about(generating)}, their "
-        f"features and those of real ones {about(measuring)}"
+        f"on this CPU, if it stays as busy as it is, {about(generating + measuring + held_out)} at most: {args.count:,} images "
+        f"{about(generating)}, their features and those of real ones {about(measuring)}, held-out loss {about(held_out)}"
     )
 
 

@@ -211,6 +211,7 @@ def distance_to_data(
 
 
 TRIED = 8  # images in a measurement
+ENOUGH = 0.5  # seconds of such measurements
 SMALL = 512  # numbers of an image, of which more are tried
 
 
@@ -227,10 +228,10 @@ def said_fewer(images: int, planned: int, option: str) -> str:
     )
 
 
-def seconds_of(call: Callable[[], object], tries: int = 3) -> float:
-    """The shortest of several calls: the first one also allocates."""
-    times = []
-    for _ in range(tries):
+def seconds_of(call: Callable[[], object]) -> float:
+    """The shortest of several calls: the first one also allocates, and others may have the machine for a moment."""
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < ENOUGH:
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)

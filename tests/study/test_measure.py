@@ -127,6 +127,16 @@ def test_times_in_words(seconds, said):
     assert measure.about(seconds) == said
 
 
+def test_a_moment_in_which_others_have_the_machine_is_not_taken_for_its_speed(monkeypatch):
+    now, busy = [0.0], iter([0.1] * 4)
+
+    def work():
+        now[0] += next(busy, 0.01)
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    assert measure.seconds_of(work) == pytest.approx(0.01)
+
+
 def test_an_evaluation_takes_as_many_forward_passes_as_it_makes(monkeypatch):
     monkeypatch.setattr(measure, "forward_seconds", lambda *_: 1.0)
     monkeypatch.setattr(measure, "feature_seconds", lambda *_: 100.0)
