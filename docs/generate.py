@@ -45,6 +45,7 @@ MADE: dict[str, Callable[..., str]] = {
     "v2-beside": long.losses_beside_uniform,
     "v2-noise": long.noise_of_draws,
     "v2-left": long.left_to_learn,
+    "v2-cut": long.cut,
     # digits
     "digits-strata": digits.strata,
     "digits-screen": digits.screen,

@@ -6,13 +6,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from noisewise import DDPM
+from noisewise import DDPM, Objective
+from noisewise.samplers.adaptive.cut import ERROR, crossing
+from noisewise.spec import build_process
 
 from . import rows, spec_now, table
 from .field import NAMES
 
 TENTHS = [f"{k / 10:.1f} to {(k + 1) / 10:.1f}" for k in range(10)]  # of u
-MOVING = ("uniform", "min-snr", "adaptive", "adaptive:grow=8000")  # whose objectives differ
+MOVING = ("uniform", "min-snr", "adaptive", "adaptive:grow=8000,growth=1")  # whose objectives differ
 
 
 def runs() -> str:
@@ -185,3 +187,24 @@ def small_images_want() -> str:
         gains = [f"{100 * math.log(base / distances[tenth]):+.1f}" for tenth in range(10)]
         lines.append([f"{step:,}", *gains, f"{100 * abs(math.log(uniform[0] / uniform[1])):.1f}"])
     return table(["steps", *TENTHS, "two seeds of uniform differ by"], lines)
+
+
+def cut() -> str:
+    """Where the gamma of `adaptive` goes: the SNR at which the held-out squared error in x0 is its share of the data's."""
+    runs = [row for row in rows("cifar10-v1-confirmation.jsonl") if row["metric"] == "fid" and row["sampler"] == "adaptive"]
+    runs += [row for row in rows("cifar10-v2-runs.jsonl") if row["method"] == "adaptive"]
+    small = [row for row in rows("thumbnails.jsonl") if row["spec"] == "adaptive+minsnr:gamma=5" and row["step"] >= 2000]
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for data, square, its in (("32×32", 0.2576, runs), ("8×8", 0.2119, small)):  # mean squares of all pixels
+        for row in its:
+            process = build_process(row["process"])
+            u = (torch.arange(len(row["held_out"])) + 0.5) / len(row["held_out"])
+            error = Objective(process, row.get("prediction", "eps")).per_prediction(torch.tensor(row["held_out"]), u)
+            place = process.log_snr(u)
+            gamma = math.exp(crossing(place, torch.log(error / place.exp() / (ERROR * square))))
+            found.setdefault((data, row["process"].partition(":")[0]), {})[row["step"]] = gamma
+    lines = []
+    for (data, process), gammas in sorted(found.items()):
+        first, last = min(gammas), max(gammas)
+        lines.append([data, process, f"{gammas[first]:.1f} ({first:,})", f"{gammas[last]:.1f} ({last:,})"])
+    return table(["images", "process", "SNR (after steps)", "SNR (after steps)"], lines)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 import noisewise
 from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective, Uniform
 from noisewise.looking.monitor import mean_objective
+from noisewise.samplers.adaptive.cut import crossing
 from noisewise.samplers.correction import Correction, target_ratio
 from noisewise.spec import build_weighting
 from noisewise.weighting import P2, WEIGHTINGS, MinSNR, NoWeight, OfLogSNR, Weighting
@@ -62,51 +64,127 @@ def test_the_target_is_what_is_trained(spec, target, name):
     torch.testing.assert_close(found, expected / expected.mean(), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize(("spec", "gamma"), [("", 10), ("+minsnr:gamma=2", 4), (",target=(minsnr:gamma=1)+p2", 2)])
-def test_a_gamma_that_grows_is_what_is_trained(spec, gamma, name):
-    """After 30 steps with grow=15 it is twice what it was, whatever weighting the loop has."""
-    objective = OBJECTIVES[name]
-    found = trained(taught(f"adaptive:warmup=0,every=1,grow=15{spec}", objective), objective)
-    expected = MinSNR(gamma).weights(objective, FINE)
-    torch.testing.assert_close(found, expected / expected.mean(), rtol=1e-3, atol=1e-5)
+# the cut that moves ------------------------------------------------------------------------------------------------------
+
+VARIANCE = 0.25  # of normal data, whose best model is off by VARIANCE / (1 + VARIANCE SNR) in x0, squared
+AIMED = "adaptive:warmup=0,every=1,grow=10,error=0.2"
+FOUND = (1 / 0.2 - 1) / VARIANCE  # the SNR at which that is 0.2 of the variance
 
 
-@pytest.mark.parametrize(("spec", "growth"), [("", 1), (",growth=2", 2), (",growth=0.5", 0.5)])
-def test_gamma_stays_until_its_steps_have_passed_and_never_falls(spec, growth):
-    sampler = noisewise.recipe(f"adaptive:warmup=0,every=2,grow=8{spec}", OBJECTIVES["eps"]).sampler
-    found = []
-    for _ in range(24):
-        draw = sampler.sample(16)
-        with sampler.observe(draw, 1 + draw.u):
+def perfect_losses(objective, u):
+    """Of the best model of normal data, in what the objective predicts."""
+    snr = objective.process.log_snr(u).exp()
+    return VARIANCE / (1 + VARIANCE * snr) * snr / objective.per_prediction(torch.ones_like(u), u)
+
+
+def trained_by_a_perfect_model(spec, objective, steps=150, scale=1.0, data=True):
+    recipe = noisewise.recipe(spec, objective)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        draw = recipe.sampler.sample(VARIANCE**0.5 * torch.randn(64, 3, generator=generator) if data else 64)
+        with recipe.sampler.observe(draw, scale * perfect_losses(objective, draw.u)):
             pass
-        found.append(float(sampler.gamma))
-    assert found == [5.0 * max(1, (step - step % 2) / 8) ** growth for step in range(1, 25)]
+    return recipe
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("spec", ["", "+minsnr:gamma=2", ",target=(minsnr:gamma=1)+p2"])
+def test_gamma_goes_where_the_error_is_a_share_of_the_data(spec, name):
+    objective = OBJECTIVES[name]
+    recipe = trained_by_a_perfect_model(AIMED + spec, objective)
+    gamma = float(recipe.sampler.gamma)
+    assert gamma == pytest.approx(FOUND, rel=0.15)
+    expected = MinSNR(gamma).weights(objective, FINE)
+    torch.testing.assert_close(trained(recipe, objective), expected / expected.mean(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"steps": 9},  # before its time
+        {"data": False},  # the data's size is not known
+        {"scale": 100.0},  # sums, not means
+        {"spec": AIMED.replace("0.2", "0.9")},  # the error is that small above gamma already
+        {"spec": "adaptive:warmup=0,every=1"},  # not within 150 steps, unless asked to
+    ],
+)
+def test_gamma_stays_where_it_began(how):
+    recipe = trained_by_a_perfect_model(**{"spec": AIMED, "objective": OBJECTIVES["eps"]} | how)
+    assert float(recipe.sampler.gamma) == recipe.sampler.target.gamma == 5
+
+
+def test_gamma_moves_slowly_and_no_further_than_it_should():
+    found = [float(trained_by_a_perfect_model(AIMED, OBJECTIVES["eps"], steps).sampler.gamma) for steps in range(9, 40, 5)]
+    assert found == sorted(found)
+    assert found[0] == 5 < found[1] < found[-1] < 1.15 * FOUND
+    assert max(after / before for before, after in pairwise(found)) < (FOUND / 5) ** 0.5
+
+
+def test_data_that_is_no_number_is_forgotten():
+    recipe = trained_by_a_perfect_model(AIMED, OBJECTIVES["eps"], 20)
+    for x0 in (torch.full((64, 3), torch.nan), torch.full((64, 3), VARIANCE**0.5)):
+        draw = recipe.sampler.sample(x0)
+        with recipe.sampler.observe(draw, perfect_losses(OBJECTIVES["eps"], draw.u)):
+            pass
+    assert float(recipe.sampler.power) == pytest.approx(VARIANCE)
+    assert 5 < float(recipe.sampler.gamma) < 1.15 * FOUND
 
 
 def test_a_sampler_that_is_loaded_aims_where_the_saved_one_did():
     objective = OBJECTIVES["eps"]
-    before = taught("adaptive:warmup=0,every=4,grow=10", objective)
-    after = noisewise.recipe("adaptive:warmup=0,every=4,grow=10", objective)
+    before = trained_by_a_perfect_model(AIMED, objective, 30)
+    after = noisewise.recipe(AIMED, objective)
     after.load_state_dict(before.state_dict())
+    assert after.sampler.target.gamma > 5
     torch.testing.assert_close(trained(after, objective), trained(before, objective), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda recipe: pickle.loads(pickle.dumps(recipe))])
 def test_a_copy_aims_where_the_state_that_it_loads_does(copied):
     objective = OBJECTIVES["eps"]
-    before = taught("adaptive:warmup=0,every=4,grow=10", objective)
-    untouched = noisewise.recipe("adaptive:warmup=0,every=4,grow=10", objective)
+    before = trained_by_a_perfect_model(AIMED, objective, 30)
+    untouched = noisewise.recipe(AIMED, objective)
     after = copied(untouched)
     after.load_state_dict(before.state_dict())
     assert after.sampler.target.gamma == float(before.sampler.gamma) > 5
     assert untouched.sampler.target.gamma == 5
 
 
-@pytest.mark.parametrize("spec", ["grow=0", "grow=8,growth=0", "grow=8+p2", "grow=8,correction=none"])
-def test_what_cannot_grow_is_refused(spec):
-    with pytest.raises(ValueError, match="grow"):
+def test_a_state_from_before_gamma_moved_is_loaded():
+    recipe = noisewise.recipe(AIMED, OBJECTIVES["eps"])
+    state = {name: value for name, value in recipe.state_dict().items() if not name.endswith((".gamma", ".power"))}
+    assert len(state) == len(recipe.state_dict()) - 2
+    recipe.load_state_dict(state)
+    assert float(recipe.sampler.gamma) == 5
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "error=0",
+        "error=2",
+        "grow=0",
+        "error=0.1+p2",
+        "grow=8,correction=none",
+        "error=0.1,estimator=reinforce,target=(minsnr)",
+    ],
+)
+def test_a_cut_that_cannot_move_is_refused(spec):
+    with pytest.raises(ValueError, match=r"error|grow"):
         noisewise.recipe(f"adaptive:{spec}", OBJECTIVES["eps"])
+
+
+@pytest.mark.parametrize(
+    ("place", "height", "found"),
+    [
+        ([4.0, 2.0, 0.0, -2.0], [-2.0, -1.0, 1.0, 3.0], 1.0),
+        ([4.0, 2.0, 0.0, -2.0], [-2.0, 1.0, -1.0, 3.0], -0.5),  # the last time it is below
+        ([4.0, 2.0], [1.0, 2.0], 4.0),
+        ([4.0, 2.0], [-2.0, -1.0], 2.0),
+    ],
+)
+def test_where_a_height_passes_zero(place, height, found):
+    assert crossing(torch.tensor(place), torch.tensor(height)) == pytest.approx(found)
 
 
 def test_the_monitor_shows_the_target_as_the_objective():

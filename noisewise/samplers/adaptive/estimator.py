@@ -89,9 +89,14 @@ class LossEstimator(Estimator):
         with torch.no_grad():
             batch = self.running.update(draw.u, losses, sampler.target_of_plain(draw.u))
             sampler.skipped.count(batch[3].sum())
-            step = sampler.step + 1
-            if step >= self.warmup and step % self.every == 0:
-                sampler.settle(self.running.mean().clamp(min=0) ** self.power * sampler.table.widths)
+            if self.due(sampler.step + 1):
+                mean = self.running.mean().clamp(min=0)
+                sampler.settle(mean**self.power * sampler.table.widths)
+                sampler.follow(mean)
+
+    def due(self, step: int) -> bool:
+        """Whether the density is updated after this step."""
+        return step >= self.warmup and step % self.every == 0
 
     def reset(self) -> None:
         self.running.sums.zero_()

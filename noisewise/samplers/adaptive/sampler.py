@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisewise import distributed
 from noisewise.feedback import replayed
 from noisewise.levels import check_size
 from noisewise.objective import Objective
 from noisewise.processes import Process
+from noisewise.samplers.adaptive.cut import ERROR, GROW, PACE, followed
 from noisewise.samplers.adaptive.estimator import Estimator, LossEstimator
 from noisewise.samplers.adaptive.lookahead import LookaheadEstimator
 from noisewise.samplers.adaptive.reinforce import ReinforceEstimator
@@ -45,11 +47,12 @@ class AdaptiveSampler(Learner):
         correction: importance weights; by default "target" for `loss`, which trains the target, and "none" for the others,
             so that the sampler acts as a weighting.
         target: the weighting of the objective to lower; by default the loop's. If the loop has none: Min-SNR with
-            correction="target", else the plain loss.
+            correction="target", whose gamma moves (`error`), else the plain loss.
         draws: how a batch is drawn; by default stratified, so that each batch covers all noise levels.
-        grow: steps after which the gamma of a Min-SNR target grows, so that the objective approaches the plain one; by
-            default never.
-        growth: gamma grows with the steps to this power.
+        error: the gamma of the default target is 5, or more where the model is still wrong: it goes to the SNR at which the
+            squared error in x0 is this share of the data's mean square; by default 0.07. If given, a Min-SNR target that is
+            named moves too.
+        grow: steps before gamma moves: structure first, then detail; by default 2,000.
         collapse: a density narrower than this, exp(entropy), restarts as uniform, with a warning.
         settings: `weighting`, `objective` and `seed`, as of all learning samplers; and the estimator's own.
     """
@@ -65,8 +68,8 @@ class AdaptiveSampler(Learner):
         correction: str | Correction | None = None,
         target: Weighting | None = None,
         draws: str = "stratified",
+        error: float | None = None,
         grow: int | None = None,
-        growth: float = 1.0,
         collapse: float = 0.02,
         **settings: Any,
     ) -> None:
@@ -84,25 +87,34 @@ class AdaptiveSampler(Learner):
         table = Histogram((edges[1:] - edges[:-1]).double(), edges)
         correction = Correction.parse(learned_by.correction if correction is None else correction)
         floor = learned_by.floor if floor is None else floor
-        if correction.kind == "target" and target is None and settings.get("weighting") is None:
+        own_target = correction.kind == "target" and target is None and settings.get("weighting") is None
+        if own_target:
             target = MinSNR()
         super().__init__(process, table, floor=floor, correction=correction, target=target, draws=draws, **settings)
         self.estimator = learned_by(table.edges, **own)
         self.conditional = self.estimator.conditional
         if not 0 <= collapse < 1:
             raise ValueError(f"collapse must lie in [0, 1), got {collapse}")
-        self.collapse, self.grow, self.growth = collapse, grow, growth
-        if grow is not None:
-            if grow < 1:
-                raise ValueError(f"grow must be >= 1, got {grow}")
-            if not 0 < growth < math.inf:
-                raise ValueError(f"growth must be a positive number, the power of the steps by which gamma grows, got {growth}")
-            if not isinstance(self.target, MinSNR):
-                raise ValueError("grow lets the gamma of a Min-SNR target grow: give none, or target=(minsnr:gamma=5)")
-            self.first_gamma = self.target.gamma
-            self.register_buffer("gamma", torch.tensor(self.first_gamma, dtype=torch.float64))
-        self.register_buffer("collapses", torch.zeros((), dtype=torch.int64))
+        self.collapse = collapse
+        self.error, self.grow = ERROR if error is None else error, GROW if grow is None else grow
+        if not 0 < self.error <= 1 or self.grow < 1:
+            raise ValueError(f"error must lie in (0, 1] and grow be >= 1, got {self.error} and {self.grow}")
+        movable = isinstance(self.estimator, LossEstimator) and self.objective.loss == "mse"
+        asked = error is not None or grow is not None
+        if asked and not (movable and isinstance(self.target, MinSNR)):
+            raise ValueError(
+                f"{'grow' if error is None else 'error'} moves the gamma of a Min-SNR target, by mse losses and the loss "
+                "estimator: name no other target or weighting than minsnr"
+            )
+        self.first_gamma = self.target.gamma if isinstance(self.target, MinSNR) else 0.0
+        self.moves = asked or (movable and own_target)
+        if self.moves:
+            self.register_buffer("gamma", torch.tensor(self.first_gamma, dtype=torch.float32))
+            self.register_buffer("power", torch.zeros((), dtype=torch.float32))  # the data's mean square, once it was seen
+            self._aim()  # a gamma with the bits of its buffer
         self.gamma: Tensor
+        self.power: Tensor
+        self.register_buffer("collapses", torch.zeros((), dtype=torch.int64))
         self.collapses: Tensor
 
     @staticmethod
@@ -135,18 +147,40 @@ class AdaptiveSampler(Learner):
             self.estimator.reset()
             mass = widths
         self.propose(mass)
-        if self.grow is not None:
-            self._aim(self.first_gamma * max(1.0, (self.step + 1) / self.grow) ** self.growth)
 
-    def _aim(self, gamma: float) -> None:
+    def follow(self, losses: Tensor) -> None:
+        """Let the gamma of the default target go on to where the model's error says, never below where it began.
+
+        Args:
+            losses: running losses in the strata, weighted with the target.
+        """
+        if not self._due():
+            return
+        self.power.copy_(distributed.gather_sum(self.power) / distributed.world_size())
+        gamma, power = float(self.gamma), float(self.power)
+        if power > 0:
+            goal = followed(gamma, self.error * power, power, losses, self.table.edges, self.process)
+            self.gamma.fill_(gamma * (max(goal, self.first_gamma) / gamma) ** PACE)
+            self._aim()
+
+    def _due(self) -> bool:
+        """Whether this step's update moves gamma."""
+        step, estimator = self.step + 1, self.estimator
+        return self.moves and step >= self.grow and isinstance(estimator, LossEstimator) and estimator.due(step)
+
+    def _aim(self) -> None:
         """Train Min-SNR's objective with this gamma from here on."""
-        self.gamma.fill_(gamma)
-        self.retarget(MinSNR(gamma))
+        gamma = float(self.gamma)
+        if not isinstance(self.target, MinSNR) or self.target.gamma != gamma:
+            self.retarget(MinSNR(gamma))
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
-        if self.grow is not None:
-            self._aim(float(self.gamma))
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if self.moves:  # states of before
+            state_dict.setdefault(prefix + "gamma", torch.tensor(self.first_gamma))
+            state_dict.setdefault(prefix + "power", torch.zeros(()))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if self.moves:
+            self._aim()
 
     # Densities that depend on the data ------------------------------------------------------------------------------
 
@@ -170,6 +204,9 @@ class AdaptiveSampler(Learner):
         return self._draw(v, x0)[0]
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        if x0 is not None and self._due():
+            now = x0.detach().float().square().mean()
+            self.power.copy_(torch.where(self.power > 0, torch.lerp(self.power, now, 0.1), now))
         if x0 is None or not self.conditional:
             return super()._draw(v, None)
         u, density = replayed(self._draw_rows, self.estimator, v, x0)
