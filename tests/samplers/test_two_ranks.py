@@ -54,6 +54,12 @@ def test_strata_are_split_over_ranks(ranks):
 
 
 @pytest.mark.slow
+def test_gamma_goes_to_the_same_place_with_other_data(ranks):
+    assert ranks[0]["gamma"] == ranks[1]["gamma"]
+    assert ranks[0]["gamma"][0] > 5
+
+
+@pytest.mark.slow
 def test_gradients_of_all_ranks_count_without_ddp(ranks):
     """As through Lightning, whose callback attaches the bare module."""
     assert ranks[0]["gradients"] == ranks[1]["gradients"]
