@@ -10,10 +10,12 @@ and tables and figures share runs. Settings of noisewise train may follow.
 
 import argparse
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from noisewise.commands.parser import Parser
-from noisewise.papers import SCALES, STUDIES, Study
+from noisewise.papers import SCALES, STUDIES
+from noisewise.papers.evidence import Scale
 from noisewise.study.outcome import read_comparison
 from noisewise.training.run_folder import replace_file
 from noisewise.words import closest
@@ -46,13 +48,15 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"there is no {name!r} to reproduce: choose from {', '.join(STUDIES)}, or all{hint}")
     folder = args.out / args.scale
     for name in names:
-        if not reproduced(STUDIES[name], args.scale, folder, args.settings):
+        scale = replace(STUDIES[name].scales[args.scale], settings=args.settings)
+        study = replace(STUDIES[name], scales={args.scale: scale})
+        if not reproduced(scale, folder):
             print("the same command goes on where it was stopped")
             return 0
         from noisewise.papers.paper_page import write_page  # late: it draws
 
-        page, found = write_page(name, STUDIES[name], args.scale, folder)
-        print(f"\n{STUDIES[name].source}\n  the paper: {STUDIES[name].says}\n  ours: {found}\npage: {page}")
+        page, found = write_page(name, study, args.scale, folder)
+        print(f"\n{study.source}\n  the paper: {study.says}\n  ours: {found}\npage: {page}")
     return 0
 
 
@@ -68,23 +72,20 @@ def listed(scale: str) -> str:
     return "\n".join(lines)
 
 
-def reproduced(study: Study, scale: str, folder: Path, settings: list[str]) -> bool:
+def reproduced(scale: Scale, folder: Path) -> bool:
     """Run the commands of a study that are not done yet; False if it was stopped."""
-    made = study.scales[scale]
     try:
-        return all(finished(words, settings) for words in made.words(folder))
+        return all(finished(words) for words in scale.words(folder))
     except FileNotFoundError as error:
-        if not made.needs:
+        if not scale.needs:
             raise
-        raise FileNotFoundError(f"{error} (it needs {made.needs})") from error
+        raise FileNotFoundError(f"{error} (it needs {scale.needs})") from error
 
 
-def finished(words: list[str], settings: list[str]) -> bool:
+def finished(words: list[str]) -> bool:
     """Run one command, if need be; False if it was stopped before its end."""
     from noisewise.commands.cli import run_command, whole_parser
 
-    if "--preset" in words:
-        words = [*words[:-2], *settings, *words[-2:]]
     out, line = Path(words[-1]), shlex.join(words)
     done = (out / DONE).read_text().splitlines() if (out / DONE).is_file() else []
     if line in done:

@@ -55,10 +55,12 @@ class Scale:
     commands: tuple[str, ...]  # of noisewise, in order; OUT is the folder of the scale
     takes: str  # how long, and on what
     needs: str = ""  # what is not in the package
+    settings: Sequence[str] = ()  # of noisewise train, for the commands that have a preset
 
-    def words(self, folder: Path) -> list[list[str]]:
+    def words(self, folder: Path | str) -> list[list[str]]:
         """The commands as lists of words, for this folder."""
-        return [[word.replace(PLACE, str(folder)) for word in shlex.split(line)] for line in self.commands]
+        lines = [[word.replace(PLACE, str(folder)) for word in shlex.split(line)] for line in self.commands]
+        return [[*line[:-2], *self.settings, *line[-2:]] if "--preset" in line else line for line in lines]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from noisewise.papers.evidence import SCALES, Section, Study
+from noisewise.papers.evidence import PLACE, SCALES, Section, Study
 from noisewise.report.html import Part, details, table
 from noisewise.report.page import bound
 from noisewise.report.sections import row_of
@@ -37,8 +37,8 @@ def as_data(name: str, study: Study, scale: str, sections: list[Section], found:
         "says": study.says,
         "found": found,
         "notes": list(study.notes),
-        "command": f"noisewise reproduce {name} --scale {scale}",
-        "commands": list(study.scales[scale].commands),
+        "command": _command(name, study, scale),
+        "commands": [shlex.join(words) for words in study.scales[scale].words(PLACE)],
         "tables": [
             {"title": one.title, "heads": list(made.heads), "rows": [list(row) for row in made.rows], "note": made.note}
             for one in sections
@@ -104,11 +104,16 @@ def _embedded(path: Path) -> str:
     return f"data:image/{TYPES[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
+def _command(name: str, study: Study, scale: str) -> str:
+    """What makes the page."""
+    return shlex.join(["noisewise", "reproduce", name, "--scale", scale, *study.scales[scale].settings])
+
+
 def _commands(name: str, study: Study, scale: str, folder: Path) -> str:
     made = study.scales[scale]
     commands = made.words(folder)
     lines = "\n".join(shlex.join(["noisewise", *words]) for words in commands)
-    html = f"<pre>{escape(f'noisewise reproduce {name} --scale {scale}')}</pre>"
+    html = f"<pre>{escape(_command(name, study, scale))}</pre>"
     html += f"<p>which is</p><pre>{escape(lines)}</pre>"
     outs = dict.fromkeys(Path(words[-1]) for words in commands if words[0] == "compare")
     reports = [escape(str(out.relative_to(folder) / "report.html")) for out in outs if (out / "report.html").is_file()]

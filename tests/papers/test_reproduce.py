@@ -126,6 +126,16 @@ def test_what_is_there_is_not_made_again(here, out):
 
 
 @pytest.mark.slow
+def test_the_page_says_the_settings_that_it_was_made_with(here, tmp_path):
+    assert main(["reproduce", "fig4", "speed-areas", "--out", str(tmp_path), "--seed", "3"]) == 0
+    found = json.loads((tmp_path / "toy" / "fig4.json").read_text())
+    assert found["command"].endswith(" --seed 3")
+    assert all(" --seed 3 --out OUT/" in line for line in found["commands"])
+    assert (tmp_path / "toy" / "fig4.html").read_text().count(" --seed 3") == 2  # of reproduce, and of what it stands for
+    assert "--seed" not in json.loads((tmp_path / "toy" / "speed-areas.json").read_text())["commands"][0]  # has no preset
+
+
+@pytest.mark.slow
 def test_stopped_work_goes_on_where_it_was(here, tmp_path, capsys):
     here.made.clear()
     here.most = 2
