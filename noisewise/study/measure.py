@@ -32,6 +32,7 @@ from noisewise.weighting import VLB
 LEVELS, HELD_OUT = 50, 400  # noise levels of the held-out loss, and test images at each
 CPU_IMAGES, CPU_REAL_IMAGES = 250, 1000  # where Inception runs on a CPU and nobody asks for more
 SHOWN, COLUMNS = 64, 8  # samples in a picture
+DECODED = 512  # latents at a time, as images are much larger: 50,000 of 256x256 would take 39 GB
 
 
 Made = TypeVar("Made")
@@ -199,7 +200,7 @@ def distance_to_data(
             count=count,
             progress=lambda done: check("real images", done / min(count or len(source), len(source))),
         )
-    images = (to_uint8(as_images(run, part)) for part in samples)
+    images = (to_uint8(as_images(run, few)) for part in samples for few in part.split(DECODED))
     wanted = ("fid", "error") if error else ("fid",)
     found = compare_images(
         images, _REAL[source], network, device, wanted, tf32=tf32, progress=lambda done: check(f"features of {done}", 1.0)

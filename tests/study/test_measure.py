@@ -93,6 +93,23 @@ def test_latents_are_decoded_and_measured_against_real_images(latents, tmp_path)
     assert "--data" in heard[0]
 
 
+def test_latents_are_decoded_a_few_at_a_time(latents, tmp_path, monkeypatch):
+    config = tiny(
+        out=str(tmp_path / "run"),
+        data=DataConfig(source="latents", path=str(latents)),
+        model=replace(tiny().model, options=DIT),
+        evaluation=EvaluationConfig(data="digits"),
+    )
+    run, told, decode = Run(config), [], measure.as_images
+    samples = run_samples(run, 30)
+    monkeypatch.setattr(measure, "DECODED", 8)
+    monkeypatch.setattr(measure, "as_images", lambda run, part: told.append(len(part)) or decode(run, part))
+    _, found, _ = measure.distance_to_data(run, [samples], print)
+    run.close()
+    assert told == [8, 8, 8, 6]
+    assert found == pytest.approx(distance(make_decoder(run.trainer.parts.latents, "cpu")(samples)), rel=1e-4)
+
+
 def test_compare_measures_latents_against_the_images_that_data_names(latents, tmp_path, capsys):
     command = [
         *("compare", "--samplers=uniform", "--seeds=1", "--budget=4it", "--evaluate-at=1", "--device=cpu", "--batch=16"),
