@@ -199,7 +199,8 @@ class Shown(Progress):
         (step, seconds), config = self._now, self._config
         share, left = share_and_time_left(config, self._start, self._now)
         self._left = self._left if left is None else min(self._left, left)
-        times = f"{clock(seconds)} spent" + (f", {clock(self._left)} left" if left is not None else "")
+        said = left is not None and left < FAR_OFF * self._left
+        times = f"{clock(seconds)} spent" + (f", {clock(self._left)} left" if said else "")
         first = line(Text(config.sampler, style="bold"), share, f"step {step}/{config.steps}", times)
         return Group(first, Text(summary(self._row) if self._row else "first log point to come"))
 

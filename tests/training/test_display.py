@@ -268,6 +268,17 @@ def test_the_bar_shows_everything():
     assert "━" in text
 
 
+def test_the_bar_leaves_out_a_time_that_was_far_off_instead_of_standing_still():
+    def act(bar):
+        for step, seconds in ((1, 1.0), (11, 2.0), (21, 62.0)):
+            bar.step(step, seconds)
+            texts.append("".join(part.plain for part in bar._drawn().renderables[0].columns[-1].cells))
+
+    texts = []
+    drawn(act)
+    assert [text.partition(" spent")[2] for text in texts] == ["", ", 0:19 left", ""]
+
+
 def test_the_bar_of_a_run_that_has_not_begun():
     text = drawn(lambda bar: None, step=7)
     assert "step 7/200" in text
