@@ -168,7 +168,9 @@ def foretell(args: argparse.Namespace, trained: Trained, real: Source, network: 
     forward = forward_seconds(trained.call, trained.shape, trained.classes)
     generating = args.count * choose_solver(args, trained).steps * forward
     measuring = (args.count + min(args.real_count or len(real), len(real))) * feature_seconds(network, real.shape)
-    held_out = args.heldout * len(args.grid) * forward
+    held_out = 0.0
+    with suppress(FileNotFoundError, ValueError):  # there may be no such data
+        held_out = min(args.heldout, len(open_own(args, trained.config, "test"))) * len(args.grid) * forward
     print(
         f"on this CPU, if it stays as busy as it is, {about(generating + measuring + held_out)} at most: {args.count:,} images "
         f"{about(generating)}, their features and those of real ones {about(measuring)}, held-out loss {about(held_out)}"

@@ -268,6 +268,17 @@ def test_a_model_of_classes_is_measured_but_has_no_bits_per_dimension(tmp_path, 
     assert "models without classes" in capsys.readouterr().err
 
 
+def test_no_more_held_out_losses_are_foretold_than_there_are_images(run, evaluate, monkeypatch):
+    said = []
+    for name, value in (("forward_seconds", 1.0), ("feature_seconds", 0.0)):
+        monkeypatch.setattr(f"noisewise.commands.evaluate.{name}", lambda *_, value=value: value)
+    monkeypatch.setattr("noisewise.commands.evaluate.about", lambda seconds: str(said.append(seconds)))
+    held_out = len(open_data("digits", split="test"))
+    found = evaluate(run, "--heldout", 100_000, "--levels", 2)
+    assert found["heldout"]["images"] == held_out
+    assert 2.0 * held_out in said
+
+
 def test_errors_say_what_to_do(run, evaluate, tmp_path, capsys):
     folder = tmp_path / "pictures"
     folder.mkdir()
