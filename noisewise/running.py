@@ -94,7 +94,8 @@ class RunningLoss(KeepsPrecision):
 
     rise = 1.1
     first = 100  # calls that look at the batch's median: later, intervals have more losses
-    many = 10  # outliers; a few are usual in a long training
+    many = 10  # outliers, and more than one in `rare` calls; a few are usual in a long training
+    rare = 100
 
     def __init__(self, edges: Tensor, decay: float = 0.98) -> None:
         super().__init__()
@@ -177,7 +178,7 @@ class RunningLoss(KeepsPrecision):
 
     def warn(self) -> None:
         """Say, once, that there were many outliers; for steps that wait for the device anyway."""
-        if not self._warned and int(self.outliers) >= self.many:
+        if not self._warned and int(self.outliers) >= max(self.many, self.calls / self.rare):
             self._warned = True
             warnings.warn(
                 f"{int(self.outliers)} losses so far were ten times and more above what their noise levels usually have, and "

@@ -382,6 +382,18 @@ def test_outliers_are_told_of_once():
         running.warn()
 
 
+def test_a_few_outliers_in_a_long_training_are_usual():
+    running = RunningLoss(even_edges(2))
+    running.beyond += 10
+    running.calls = 3000
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        running.warn()
+    running.calls = 2000
+    with pytest.warns(RuntimeWarning, match="ten times and more above"):
+        running.warn()
+
+
 def test_a_loaded_state_judges_losses_as_the_one_that_was_saved():
     running, generator = settled(steps=RunningLoss.first, scale=1e-9)
     other = RunningLoss(even_edges(20))
