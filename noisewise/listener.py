@@ -20,6 +20,7 @@ from noisewise import distributed
 from noisewise.samplers import Draw, LossAt, Sampler
 
 MOST = 500  # batches without a step: nobody accumulates so many
+UNHEARD = 100  # times in a row that gradients were zeroed without a step: a GradScaler finds its scale in far fewer
 SCALING = ("grad_scale", "found_inf")  # what GradScaler sets on an optimizer that handles overflow itself
 
 
@@ -52,6 +53,7 @@ class Listener:
         self._unseen = parameters  # groups may still be added before the first step
         self.block: AbstractContextManager[None] | None = None
         self.learning = False  # steps made meanwhile are trials of the sampler
+        self._unheard = 0
         self.clear()
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
@@ -95,8 +97,21 @@ class Listener:
     def _backward_begins(self, handed: Handed, _: Tensor) -> None:
         if self._gradients_are_gone():
             self.pending = [one for one in self.pending if one is handed or not one.done]
+            self._count_unheard()
         handed.begun = True
         Variable._execution_engine.queue_callback(self._backward_ends)
+
+    def _count_unheard(self) -> None:
+        """Warn, once, where gradients come and go without a step of this optimizer."""
+        self._unheard += 1
+        if self._unheard == UNHEARD:
+            made = type(self.optimizer).__name__
+            warnings.warn(
+                f"gradients were zeroed {UNHEARD} times in a row and the {made} that the recipe listens to never stepped, so "
+                "nothing is learned: attach the optimizer that really steps, or see why every step is skipped",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _backward_ends(self) -> None:
         for one in self.pending:
@@ -129,6 +144,7 @@ class Listener:
         if self.learning:
             return None
         self._abandon()  # of a step that raised
+        self._unheard = 0
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._open()

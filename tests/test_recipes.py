@@ -11,7 +11,7 @@ from torch import nn
 
 import noisewise
 from noisewise import DDPM, EDM, VE, Draw, Flow, Objective, Recipe, Uniform
-from noisewise.listener import MOST
+from noisewise.listener import MOST, UNHEARD
 from tests.loops import OBJECTIVE, WHERE, Door, Observed, assert_same
 from tests.samplers.specs import ALL_SPECS, LEARNERS, SPECS
 from tests.torchrun import run_ranks
@@ -206,6 +206,28 @@ def test_detach_stops_listening_and_attach_moves(door):
     assert door.recipe.sampler.step == 0
     again.step()
     assert door.recipe.sampler.step == 1
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_an_optimizer_that_is_not_the_one_that_steps_is_told_of(set_to_none):
+    door = Door(CHEAP, set_to_none=set_to_none)
+    door.recipe.attach(torch.optim.Adam(door.model.parameters()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        door.run(UNHEARD)
+    with pytest.warns(RuntimeWarning, match="never stepped.*attach the optimizer that really steps"):
+        door.run(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        door.run(2 * UNHEARD)
+    assert door.recipe.sampler.step == 0
+
+
+def test_skipped_steps_between_others_are_not_told_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        door = Door(CHEAP, bad={step for step in range(3 * UNHEARD) if step % UNHEARD}).run(3 * UNHEARD)
+    assert door.recipe.sampler.step == 3
 
 
 def test_probes_run_under_the_autocast_of_the_loss():
