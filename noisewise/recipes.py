@@ -93,6 +93,8 @@ class Recipe(KeepsPrecision):
         inner = _unwrapped(optimizer)
         if model is None and _any(self.sampler, "wants_model"):
             raise TypeError(f"{self.spec!r} looks into the model: call recipe.attach(optimizer, model)")
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"the model must be an nn.Module, got {type(model).__name__}: call recipe.attach(optimizer, model)")
         self.detach()
         self._listener = Listener(self.sampler, inner, list(self.parameters()))
         if model is not None:

@@ -438,6 +438,8 @@ def test_samplers_that_look_into_the_model_say_so_at_once(name):
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     with pytest.raises(TypeError, match=r"recipe\.attach\(optimizer, model\)"):
         noisewise.recipe(name, OBJECTIVE).attach(optimizer)
+    with pytest.raises(TypeError, match=r"must be an nn\.Module, got function.*recipe\.attach\(optimizer, model\)"):
+        noisewise.recipe(name, OBJECTIVE).attach(optimizer, lambda x, time: x)
 
 
 @pytest.mark.parametrize("name", ["gradient_variance", "adaptive:estimator=lookahead", "adaptive:estimator=reinforce"])
