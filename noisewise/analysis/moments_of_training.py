@@ -28,6 +28,7 @@ from noisewise.training.components import build_parts, open_source
 from noisewise.training.config import Config
 from noisewise.training.options import config_parser, parse_config, with_files
 from noisewise.training.parallel import make_accelerator
+from noisewise.training.run_folder import settings_of
 from noisewise.training.trainer import Trainer
 
 
@@ -52,10 +53,8 @@ def chosen_config(options: argparse.Namespace, rest: list[str]) -> Config:
             setattr(options, name, default)
         elif options.run is not None:
             raise ValueError(f"--{name} is for a --preset, which is trained now; a --run is looked at in its checkpoints")
-    if options.run is not None and not (options.run / "config.yaml").is_file():
-        raise FileNotFoundError(f"{options.run} is no run: it has no config.yaml; give the folder that noisewise train wrote")
     parser = config_parser(prog="noisewise analyze")
-    stored = None if options.run is None else options.run / "config.yaml"
+    stored = None if options.run is None else settings_of(options.run)
     own = ["--run", "--preset", "--budget", "--points", "--out", "--trust"]
     config = parse_config(parser, with_files(rest, options.preset), own, stored)
     return replace(config, log=replace(config.log, trackers=[], samples_every=0))

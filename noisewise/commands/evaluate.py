@@ -63,7 +63,7 @@ from noisewise.training.config import Config
 from noisewise.training.display import Count
 from noisewise.training.options import read_mapping
 from noisewise.training.plain_files import inside, writing
-from noisewise.training.run_folder import RunFolder, environment
+from noisewise.training.run_folder import COMPARISON, RunFolder, environment, settings_of
 from noisewise.weighting import VLB
 
 
@@ -118,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
     args.target = args.target.absolute()
     if not args.target.exists():
         raise FileNotFoundError(f"{args.target} does not exist: give a run, a folder of images, or an .npy/.npz file")
+    if (args.target / COMPARISON).is_file():  # its pictures are grids of samples
+        settings_of(args.target)
     is_run = (args.target / "config.yaml").is_file() or bool(NAME.fullmatch(args.target.name))
     check_options(args, is_run)
     if metrics and args.count is not None and args.count < 2:

@@ -19,6 +19,7 @@ from noisewise.training.config import Config
 from noisewise.training.ema import mostly_initial
 from noisewise.training.fast.fuse import compiler_options, fuse, unfuse
 from noisewise.training.options import load_config
+from noisewise.training.run_folder import settings_of
 from noisewise.training.state import load_module, load_named
 from noisewise.words import printable
 
@@ -83,10 +84,9 @@ def load_trained(
                 f"step {step} was asked for, but {path.name} is the checkpoint given: give the run's folder instead"
             )
         path, step = path.parent.parent, named
-    if not (path / "config.yaml").is_file():
-        raise FileNotFoundError(f"{path} is no run: it has no config.yaml; give the folder that noisewise train wrote")
-    config = load_config(path / "config.yaml")
-    check_trusted(config.model.name, path / "config.yaml", trust)
+    settings = settings_of(path)
+    config = load_config(settings)
+    check_trusted(config.model.name, settings, trust)
     found = _found(path / "checkpoints", step, tell)
     about = _about(found)
     shape, classes = tuple(about["shape"]), about["classes"]

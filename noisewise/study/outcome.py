@@ -20,7 +20,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from noisewise.training.config import Config
 from noisewise.training.options import as_yaml, load_config
 from noisewise.training.plain_files import read_lines, read_plain
-from noisewise.training.run_folder import COMPARISON, replace_file
+from noisewise.training.run_folder import COMPARISON, replace_file, settings_of
 
 FORMAT = 1  # of comparison.json
 PLAN, FAILURE, LOG = COMPARISON, "failure.json", "log.txt"
@@ -177,9 +177,7 @@ class Comparison:
 
 def read_outcome(folder: Path) -> Outcome:
     """A run, from its folder alone."""
-    file = folder / "config.yaml"
-    if not file.is_file():
-        raise FileNotFoundError(f"{folder} is no run: it has no config.yaml; give the folder that noisewise train wrote")
+    file = settings_of(folder)
     with reading(file):
         config = load_config(file)
     file = folder / "metrics.jsonl"

@@ -30,11 +30,21 @@ from noisewise.training.plain_files import inside, make_folder, open_new, open_o
 
 COMPARISON = "comparison.json"  # that compare writes into its folder
 
-__all__ = ["FolderInUse", "RunFolder", "environment", "git_state", "read_rows", "replace_file"]
+__all__ = ["FolderInUse", "RunFolder", "environment", "git_state", "read_rows", "replace_file", "settings_of"]
 
 
 class FolderInUse(RuntimeError):
     """Another process works in the folder."""
+
+
+def settings_of(folder: Path) -> Path:
+    """The file of settings of the run in a folder, or an error that says what folder to give."""
+    file = folder / "config.yaml"
+    if file.is_file():
+        return file
+    if (folder / COMPARISON).is_file():
+        raise FileNotFoundError(f"{folder} is no run: it holds a comparison, so give one of its runs, in {folder / 'runs'}")
+    raise FileNotFoundError(f"{folder} is no run: it has no config.yaml; give the folder that noisewise train wrote")
 
 
 class RunFolder:

@@ -285,12 +285,16 @@ def test_errors_say_what_to_do(run, evaluate, tmp_path, capsys):
     Image.new("RGB", (9, 9)).save(folder / "0.png")
     Image.new("RGB", (9, 9)).save(folder / "1.png")
     np.savez(tmp_path / "floats.npz", images=np.zeros((4, 3, 8, 8), np.float32))
+    comparison = tmp_path / "comparison"
+    comparison.mkdir()
+    (comparison / "comparison.json").touch()
     cases = {
         "unknown metric 'is': choose from fid": (run, "--metrics", "fid,is"),
         "save them as uint8": (tmp_path / "floats.npz", "--data", "digits"),
         "--count must be >= 2": (run, "--count", 1),
         "does not exist: give a run": (tmp_path / "none", "--data", "digits"),
         "name the real images to compare with": (folder,),
+        "holds a comparison, so give one of its runs": (comparison, "--data", "digits"),
         "write SOURCE:PATH with a source of": (folder, "--data", "cifar"),
         "the images are (1, 9, 9) and the real ones (1, 8, 8)": (folder, "--data", "digits"),
         "is no run with a model": (folder, "--data", "digits", "--metrics", "none"),

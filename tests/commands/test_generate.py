@@ -105,8 +105,11 @@ def test_errors_say_what_to_do(run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "x.png").mkdir()
+    (tmp_path / "comparison").mkdir()
+    (tmp_path / "comparison" / "comparison.json").touch()
     cases = {
         "is no run: it has no config.yaml": (tmp_path / "none",),
+        "holds a comparison, so give one of its runs": (tmp_path / "comparison",),
         "no checkpoint of step 7; it has 6, 12": (run, "--step", 7),
         "--count must be >= 1": (run, "--count", 0),
         "count and chunk must be >= 1, got 4 and 0": (run, "--count", 4, "--batch", 0),
