@@ -25,7 +25,7 @@ from noisewise.objective import Objective
 from noisewise.processes import Process, check_same
 from noisewise.running import KeepsPrecision
 from noisewise.samplers import AdaptiveSampler, Draw, LossAt, Sampler
-from noisewise.samplers.learning import Learner, split_objective
+from noisewise.samplers.learning import Learner, check_weighting, split_objective
 from noisewise.sound import check_sound
 from noisewise.spec import build_parts
 from noisewise.weighting import WEIGHTINGS, NoWeight, Weighting, WeightProduct
@@ -65,8 +65,10 @@ class Recipe(KeepsPrecision):
         self, sampler: Sampler, weighting: Weighting | None = None, objective: Objective | None = None, spec: str = ""
     ) -> None:
         super().__init__()
+        if not isinstance(sampler, Sampler):
+            raise TypeError(f"Recipe takes a Sampler, got {repr(sampler)[:80]}; noisewise.recipe(spec, objective) takes a spec")
         self.sampler = sampler
-        self.weighting = NoWeight() if weighting is None else weighting
+        self.weighting = NoWeight() if weighting is None else check_weighting(weighting, "weighting")
         self.objective = objective or Objective(sampler.process)
         check_same(sampler.process, self.objective.process, "the objective")
         self.spec = spec or type(sampler).__name__

@@ -415,6 +415,13 @@ def test_a_learned_weighting_that_is_not_trained_is_noticed_once():
         Door("adaptive+learned").step()
 
 
+def test_a_recipe_is_made_of_parts():
+    with pytest.raises(TypeError, match=r"takes a Sampler, got 'adaptive'; noisewise\.recipe\(spec, objective\)"):
+        Recipe("adaptive", None, OBJECTIVE)
+    with pytest.raises(TypeError, match=r"weighting must be a Weighting.*build_weighting"):
+        Recipe(Uniform(OBJECTIVE.process), "minsnr", OBJECTIVE)
+
+
 def test_what_cannot_be_heard_is_refused(door):
     class Engine:
         """As DeepSpeed's: its optimizer is none of torch's."""
