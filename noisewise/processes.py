@@ -245,6 +245,8 @@ class VP(Process):
     def __init__(self, beta_min: float = 0.1, beta_max: float = 20.0, eps: float = 1e-5, time_scale: float = 1.0) -> None:
         if not 0 <= beta_min < beta_max or not 0 <= eps < 1:
             raise ValueError(f"VP needs 0 <= beta_min < beta_max and 0 <= eps < 1, got {beta_min}, {beta_max}, {eps}")
+        if not time_scale > 0:
+            raise ValueError(f"time_scale must be positive, got {time_scale}")
         self.beta_min, self.beta_max, self.eps, self.time_scale = beta_min, beta_max, eps, time_scale
 
     def _t(self, u: Tensor) -> Tensor:

@@ -405,6 +405,7 @@ def test_wrong_alphas_cumprod(bar):
         lambda: DDPM.cosine(-1),
         lambda: VP(beta_min=3.0, beta_max=2.0),
         lambda: VP(eps=1.0),
+        lambda: VP(time_scale=0.0),
         lambda: VE(sigma_min=0.0),
         lambda: VE(2.0, 1.0),
         lambda: EDM(std=0.0),
