@@ -20,7 +20,7 @@ u = 1, a schedule with zero terminal SNR); the weightings define their limits th
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -234,6 +234,8 @@ class DDPM(Discrete):
 
 
 def _at_least_one(steps: int) -> int:
+    if not isinstance(steps, SupportsIndex):
+        raise ValueError(f"the number of timesteps must be a whole one, got {steps}")
     if steps < 1:
         raise ValueError(f"a schedule needs at least one timestep, got {steps}")
     return check_size("steps", steps)

@@ -403,6 +403,7 @@ def test_wrong_alphas_cumprod(bar):
     [
         lambda: DDPM.linear(0),
         lambda: DDPM.cosine(-1),
+        lambda: DDPM.quadratic(1e3),
         lambda: VP(beta_min=3.0, beta_max=2.0),
         lambda: VP(eps=1.0),
         lambda: VP(time_scale=0.0),
