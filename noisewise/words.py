@@ -21,8 +21,9 @@ def in_lines(spec: str, width: int) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is most like this one, if any is."""
-    return next(iter(difflib.get_close_matches(word, list(known), 1)), None)
+    """The known word that is most like this one, if any is; capitals do not count."""
+    spelt = {one.lower(): one for one in known}
+    return next((spelt[one] for one in difflib.get_close_matches(word.lower(), list(spelt), 1)), None)
 
 
 def unknown(what: str, name: str, known: Iterable[str], listed: bool = True) -> str:

@@ -22,6 +22,8 @@ def test_control_characters_are_written_out():
 def test_the_closest_word_is_found_or_none():
     assert closest("unifrm", ["logit_normal", "uniform"]) == "uniform"
     assert closest("zzz", ["logit_normal", "uniform"]) is None
+    assert closest("MinSNR", ["uniform", "minsnr"]) == "minsnr"
+    assert closest("ddpmscheduler", ["uniform", "DDPMScheduler"]) == "DDPMScheduler"
     assert closest("zzz", []) is None
 
 
