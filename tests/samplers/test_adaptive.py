@@ -26,6 +26,7 @@ from noisewise.weighting import MinSNR
         ("reinforce", {"lr": 0.0}, "lr > 0"),
         ("loss", {"every": 0}, "every must be >= 1"),
         ("loss", {"power": 0.0}, "power must be positive"),
+        ("loss", {"power": float("inf")}, "power must be positive and finite"),
         ("loss", {"horizon": 3}, "horizon is a setting of the lookahead estimator, not of loss"),
         ("lookahead", {"budget": 0.0}, "budget"),
         ("lookahead", {"horizon": 0}, "horizon"),

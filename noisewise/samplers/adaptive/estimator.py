@@ -1,5 +1,6 @@
 """What an estimator of the adaptive sampler must offer, and the one that costs nothing. Card: docs/methods/adaptive.md."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -77,8 +78,8 @@ class LossEstimator(Estimator):
         super().__init__()
         if every < 1 or warmup < 0:
             raise ValueError(f"every must be >= 1 and warmup >= 0, got {every} and {warmup}")
-        if not power > 0:
-            raise ValueError(f"power must be positive, got {power}")
+        if not 0 < power < math.inf:
+            raise ValueError(f"power must be positive and finite, got {power}")
         self.every, self.warmup, self.power = every, warmup, power
         self.running = RunningLoss(edges, decay)
 
