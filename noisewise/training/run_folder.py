@@ -143,6 +143,9 @@ class RunFolder:
             tell(
                 f"{self.metrics_file}: damaged in line {which}; moved to {aside.name}, and going on with the {len(rows)} others"
             )
+        last = max((row.get("step", 0) for row in rows), default=0)
+        if step == 0 < last:
+            tell(f"{self.path} has no checkpoint: it begins again, and its log up to step {last} is dropped")
         if self.metrics_file.exists():
             replace_file(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows if row.get("step", 0) <= step))
 

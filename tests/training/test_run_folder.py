@@ -343,6 +343,17 @@ def test_a_damaged_line_is_named_and_set_aside_and_the_others_stay(bad, where, f
     folder.forget_after(9, pytest.fail)
 
 
+def test_a_run_that_begins_again_says_that_it_drops_its_log(folder):
+    """Its checkpoints may have been deleted to save space."""
+    folder.begin(load_preset("digits"), resume=False)
+    folder.metrics_file.write_bytes(b'{"step": 1}\n{"step": 2}\n')
+    folder.forget_after(1, pytest.fail)
+    told = []
+    folder.forget_after(0, told.append)
+    assert told == [f"{folder.path} has no checkpoint: it begins again, and its log up to step 1 is dropped"]
+    folder.forget_after(0, pytest.fail)
+
+
 def test_a_cut_off_end_is_no_damage(folder):
     """It is what a kill leaves, and the step is made again."""
     folder.begin(load_preset("digits"), resume=False)
