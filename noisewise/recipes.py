@@ -176,6 +176,11 @@ class Recipe(KeepsPrecision):
         if state is None:
             raise ValueError("this draw is of another recipe or sampler: hand over what this recipe's sample(x0) returned")
         check_per_sample(losses, draw.u)
+        if loss_at is not None and not callable(loss_at):
+            raise TypeError(
+                f"loss_at must be a function of (rows, u), got {type(loss_at).__name__}: factors of your own multiply what "
+                "recipe.weigh(draw, losses) returns"
+            )
         if state == VALIDATION:
             if losses.requires_grad and torch.is_grad_enabled() and self.training:
                 raise RuntimeError(

@@ -415,6 +415,16 @@ def test_a_learned_weighting_that_is_not_trained_is_noticed_once():
         Door("adaptive+learned").step()
 
 
+@pytest.mark.parametrize("given", [torch.ones(16), 0.5])
+def test_a_factor_is_not_taken_for_loss_at(door, given):
+    x0, loss_at = door.batch()
+    draw = door.recipe.sample(x0)
+    losses = loss_at(slice(None), draw.u)
+    with pytest.raises(TypeError, match=r"loss_at must be a function of \(rows, u\), got .*recipe\.weigh"):
+        door.recipe.loss(draw, losses, given)
+    door.recipe.loss(draw, losses).backward()
+
+
 def test_a_recipe_is_made_of_parts():
     with pytest.raises(TypeError, match=r"takes a Sampler, got 'adaptive'; noisewise\.recipe\(spec, objective\)"):
         Recipe("adaptive", None, OBJECTIVE)
