@@ -219,6 +219,8 @@ class Recipe(KeepsPrecision):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Continue from a saved state; that of another recipe is an error, or with strict=False a warning and a fresh start."""
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"load_state_dict takes what state_dict() returned, got {type(state_dict).__name__}")
         if strict and (misfit := self._misfit(state_dict)):
             raise RuntimeError(f"{misfit}; load_state_dict(state, strict=False) starts it anew")
         return super().load_state_dict(state_dict, strict, assign)

@@ -523,6 +523,11 @@ def test_the_state_of_another_recipe(spec, other):
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+def test_what_is_no_state_is_named():
+    with pytest.raises(TypeError, match="got NoneType"):
+        noisewise.recipe("uniform", DDPM.linear()).load_state_dict(None)
+
+
 def test_the_state_of_the_same_spec_for_another_process_says_what_differs():
     state = noisewise.recipe("adaptive", DDPM.linear()).state_dict()
     with pytest.raises(RuntimeError, match=r"another 'adaptive'.*table\.edges"):
