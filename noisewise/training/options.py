@@ -123,8 +123,13 @@ def _reason(parser: ArgumentParser, path: Path, error: Exception) -> str:
 
 
 def _line(error: Exception) -> str:
-    """What jsonargparse says, in one line; of a value that has none of several types the name, the types and the value."""
+    """What jsonargparse says, in one line; of a value that has none of several types the name, the types and the value; of one
+    value for a whole group the names in it."""
     text = " ".join(str(error).split())
+    word = re.match(r"""Parser key "(\w+)": Unable to load config ["']?(.*?)["']?( |$)""", text)
+    if word is not None and is_dataclass(group := getattr(Config(), word[1], None)):
+        names = ", ".join(f"--{word[1]}.{one.name}" for one in fields(group))
+        return f"--{word[1]} is a group of settings, not {word[2]}: give {names}"
     found = re.search(r'key "([^"]+)": Does not validate .*?Subtypes: \[(.*?)\] Errors: .* Given value: (.*)$', text)
     if found is None:
         return text

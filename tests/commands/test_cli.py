@@ -116,6 +116,7 @@ def test_help_imports_neither_torch_nor_the_commands():
         (["train", *TINY, "--process=linaer", "--dry-run"], "did you mean 'linear'"),
         (["train", *TINY, "--ema.decay=1.5"], "ema.decay must lie in [0, 1), got 1.5"),
         (["train", *TINY, "--steps=many"], "many"),
+        (["train", *TINY, "--data=pictures"], "--data.source, --data.path"),
         (["train", *TINY, "--accumulation=5"], "batch=16 does not divide into accumulation=5"),
         (["train", *TINY, "--data.source=folder", "--data.path=no/where"], "no/where"),
         (["train", *TINY, "--out=/proc/run"], "--out /proc/run cannot be written: /proc does not take it ("),
