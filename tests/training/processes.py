@@ -1,7 +1,8 @@
-"""Real training processes for the fault tests: `python -m noisewise train` on a tiny model."""
+"""Real training processes for the fault tests: `python -m noisewise train` on a tiny model, begun afresh or forked."""
 
 import hashlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from noisewise.study.launch.local import PRELOADED
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = [
@@ -38,7 +41,45 @@ def start(out: Path, *options: str, ranks: int = 1, **settings) -> subprocess.Po
     )
 
 
-def finish(process: subprocess.Popen, timeout: int = 240) -> str:
+class Forked:
+    """A training process forked from one that has imported everything, which takes three seconds. It is killed as any other;
+    how a process begins and ends by itself is not the same, so that is looked at in those of `start`.
+    """
+
+    def __init__(self, out: Path, *options: str) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*PRELOADED, "noisewise.commands.train"])
+        self.log = out.with_name(f"{out.name}.txt")
+        self.process = context.Process(target=_train, args=([*TINY, f"--out={out}", *options], self.log))
+        self.process.start()
+        assert self.process.pid is not None
+        self.pid = self.process.pid
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, "it hangs"
+        return self.log.read_text() if self.log.exists() else "", None
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+def _train(words: list[str], log: Path) -> None:
+    """What a forked process does."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the server it is forked from ignores it
+    os.environ.update(environment())
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    from noisewise.commands.cli import main
+
+    sys.exit(main(["train", *words]))
+
+
+def finish(process: subprocess.Popen | Forked, timeout: int = 240) -> str:
     """Wait for the end and return what was printed; kills it if it hangs."""
     try:
         return process.communicate(timeout=timeout)[0]

@@ -3,26 +3,35 @@
 import os
 import random
 import resource
+import shutil
 import signal
 import time
+from functools import cache
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.training.processes import finish, last_step, metrics, start, tensors
+from tests.training.processes import Forked, finish, last_step, metrics, start, tensors
 
 KILLS = int(os.environ.get("NOISEWISE_KILLS", "20"))
-STEPS = 60 * KILLS
+PART = 140  # steps; runs are compared at multiples of it
+FOREVER = "--steps=1000000"
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    out = tmp_path_factory.mktemp("whole") / "run"
-    said = finish(start(out, f"--steps={STEPS}", "--checkpoint.every=7"))
-    assert last_step(out) == STEPS, said
-    return out
+    """A run to a given step, in a process of its own."""
+
+    @cache
+    def trained(steps):
+        out = tmp_path_factory.mktemp("whole") / "run"
+        said = finish(start(out, f"--steps={steps}", "--checkpoint.every=7"))
+        assert last_step(out) == steps, said
+        return out
+
+    return trained
 
 
 def wait_for(condition, process) -> bool:
@@ -38,10 +47,10 @@ def test_a_run_killed_at_random_moments_ends_where_an_uninterrupted_one_does(uni
     rng, out = random.Random(0), tmp_path / "run"
     kills = []
     while len(kills) < KILLS:
-        process = start(out, f"--steps={STEPS}", "--checkpoint.every=7", "--resume")
+        process = Forked(out, FOREVER, "--checkpoint.every=7", "--resume")
         # a third die while starting; the others somewhere in the next steps, where a third of the time is spent on checkpoints
         if rng.random() < 0.3:
-            time.sleep(rng.uniform(0, 2))
+            time.sleep(rng.uniform(0, 0.4))
         else:
             before = last_step(out)
             target = before + rng.choice([1, 7, 14, 28])
@@ -51,17 +60,23 @@ def test_a_run_killed_at_random_moments_ends_where_an_uninterrupted_one_does(uni
         process.send_signal(signal.SIGKILL)
         process.communicate()
         kills.append(last_step(out))
-    assert 0 < kills[-1] < STEPS
-    said = finish(start(out, f"--steps={STEPS}", "--checkpoint.every=7", "--resume"))
-    assert tensors(out, STEPS) == tensors(uninterrupted, STEPS), said
-    assert metrics(out) == metrics(uninterrupted)
+    end = beyond(kills[-1])
+    assert end > PART
+    said = finish(Forked(out, f"--steps={end}", "--checkpoint.every=7", "--resume"))
+    assert tensors(out, end) == tensors(uninterrupted(end), end), said
+    assert metrics(out) == metrics(uninterrupted(end))
     assert not list((out / "checkpoints").glob("writing-*"))
+
+
+def beyond(step):
+    """Where to compare a run that stopped at a step."""
+    return (step // PART + 1) * PART
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal_saves_and_ends_cleanly(number, uninterrupted, tmp_path):
     out = tmp_path / "run"
-    process = start(out, f"--steps={STEPS}", "--checkpoint.every=100000")
+    process = start(out, FOREVER, "--checkpoint.every=100000")
     assert wait_for((out / "metrics.jsonl").exists, process)
     process.send_signal(number)
     said = finish(process)
@@ -69,10 +84,11 @@ def test_a_signal_saves_and_ends_cleanly(number, uninterrupted, tmp_path):
     assert signal.Signals(number).name in said
     assert "--resume" in said
     stopped = last_step(out)
-    assert 0 < stopped < STEPS
+    assert stopped > 0
     assert metrics(out)[-1]["step"] <= stopped
-    finish(start(out, f"--steps={STEPS}", "--checkpoint.every=100000", "--resume"))
-    assert tensors(out, STEPS) == tensors(uninterrupted, STEPS)
+    end = beyond(stopped)
+    finish(Forked(out, f"--steps={end}", "--checkpoint.every=100000", "--resume"))
+    assert tensors(out, end) == tensors(uninterrupted(end), end)
 
 
 def test_a_signal_to_all_processes_of_a_run_leaves_its_readers_alone(tmp_path):
@@ -93,7 +109,7 @@ def test_a_signal_to_all_processes_of_a_run_leaves_its_readers_alone(tmp_path):
 
 def test_a_full_disk_ends_in_a_clear_error_with_the_last_good_checkpoint_intact(uninterrupted, tmp_path):
     out = tmp_path / "run"
-    finish(start(out, "--steps=70", "--checkpoint.every=7"))
+    finish(Forked(out, "--steps=70", "--checkpoint.every=7"))
     sizes = {path.name: path.stat().st_size for path in (out / "checkpoints" / "step-00000070").iterdir()}
 
     def small_files_only():
@@ -101,37 +117,45 @@ def test_a_full_disk_ends_in_a_clear_error_with_the_last_good_checkpoint_intact(
         resource.setrlimit(resource.RLIMIT_FSIZE, (sizes["model.safetensors"] // 2,) * 2)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    process = start(out, f"--steps={STEPS}", "--checkpoint.every=7", "--resume", preexec_fn=small_files_only)
+    process = start(out, FOREVER, "--checkpoint.every=7", "--resume", preexec_fn=small_files_only)
     said = finish(process)
     assert process.returncode != 0
     assert "could not be written" in said
     assert "step-00000070" in said
     assert "--resume" in said
     assert last_step(out) == 70
-    finish(start(out, f"--steps={STEPS}", "--checkpoint.every=7", "--resume"))
-    assert tensors(out, STEPS) == tensors(uninterrupted, STEPS)
+    finish(Forked(out, f"--steps={PART}", "--checkpoint.every=7", "--resume"))
+    assert tensors(out, PART) == tensors(uninterrupted(PART), PART)
 
 
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(uninterrupted, tmp_path):
     out = tmp_path / "run"
-    finish(start(out, "--steps=70", "--checkpoint.every=35"))
+    finish(Forked(out, "--steps=70", "--checkpoint.every=35"))
     victim = out / "checkpoints" / "step-00000070" / "model.safetensors"
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
-    said = finish(start(out, f"--steps={STEPS}", "--checkpoint.every=7", "--resume"))
+    said = finish(Forked(out, f"--steps={PART}", "--checkpoint.every=7", "--resume"))
     assert "model.safetensors is not what was written" in said
     assert "at step 35" in said
-    assert tensors(out, STEPS) == tensors(uninterrupted, STEPS)
-    assert metrics(out) == metrics(uninterrupted)
+    assert tensors(out, PART) == tensors(uninterrupted(PART), PART)
+    assert metrics(out) == metrics(uninterrupted(PART))
 
 
-def test_two_ranks_one_killed_then_resumed(tmp_path):
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    options = ["--steps=120", "--checkpoint.every=10"]
-    said = finish(start(whole, *options, ranks=2))
-    assert last_step(whole) == 120, said
-    process = start(out, *options, "--resume", ranks=2)
+TWO = ["--steps=120", "--checkpoint.every=10"]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    out = tmp_path_factory.mktemp("ranks") / "run"
+    said = finish(start(out, *TWO, ranks=2))
+    assert last_step(out) == 120, said
+    return out
+
+
+def test_two_ranks_one_killed_then_resumed(two_ranks, tmp_path):
+    out = tmp_path / "run"
+    process = start(out, *TWO, "--resume", ranks=2)
     assert wait_for(lambda: last_step(out) >= 40, process)
     children = workers_of(process.pid)
     assert len(children) == 2
@@ -140,21 +164,20 @@ def test_two_ranks_one_killed_then_resumed(tmp_path):
     assert process.returncode != 0
     stopped = last_step(out)
     assert 40 <= stopped < 120
-    finish(start(out, *options, "--resume", ranks=2))
-    assert tensors(out, 120) == tensors(whole, 120)
-    assert metrics(out) == metrics(whole)
+    finish(start(out, *TWO, "--resume", ranks=2))
+    assert tensors(out, 120) == tensors(two_ranks, 120)
+    assert metrics(out) == metrics(two_ranks)
 
 
-def test_the_number_of_processes_may_change(tmp_path):
+def test_the_number_of_processes_may_change(two_ranks, tmp_path):
     out = tmp_path / "run"
-    finish(start(out, "--steps=60", "--checkpoint.every=30", ranks=2))
-    assert last_step(out) == 60
-    said = finish(start(out, "--steps=120", "--checkpoint.every=30", "--resume"))
+    shutil.copytree(two_ranks, out)
+    said = finish(Forked(out, "--steps=180", "--checkpoint.every=30", "--resume"))
     assert "1 processes instead of 2" in said
-    assert last_step(out) == 120
+    assert last_step(out) == 180
     rows = metrics(out)
-    assert [row["step"] for row in rows] == list(range(10, 130, 10))
-    assert rows[-1]["samples"] == 120 * 16
+    assert [row["step"] for row in rows] == list(range(10, 190, 10))
+    assert rows[-1]["samples"] == 180 * 16
     assert rows[-1]["loss"] < rows[0]["loss"]
 
 
