@@ -249,7 +249,7 @@ def test_a_module_can_be_copied_at_any_moment_of_its_training(lightning):
 
 
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
-def test_a_search_for_the_batch_size_leaves_no_trace(pl, mode):
+def test_a_search_for_the_batch_size_leaves_no_trace(pl, mode, little_garbage):
     module = module_of(pl, "adaptive")
     module.batch_size, honest = 2, module.training_step
     module.train_dataloader = lambda: DataLoader(TensorDataset(data()), batch_size=module.batch_size)

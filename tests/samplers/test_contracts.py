@@ -259,15 +259,6 @@ def test_a_generator_of_the_callers_is_used(spec, draws, fill):
     assert not torch.equal(draws[0], draws[2])
 
 
-@pytest.fixture(scope="module")
-def little_garbage():
-    """What was there before is no longer looked at, which makes collecting a hundred times faster."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.parametrize("spec", ALL_SPECS)
 def test_memory_does_not_grow(spec, fill, little_garbage):
     toy = Toy(fill(spec), DDPM.linear(), batch=8).run(40)
