@@ -1,6 +1,5 @@
 """Two real processes generate and evaluate what one does."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from noisewise.training.run_folder import read_rows
 from tests.generation.runs import copy_of_run, trained_once
 from tests.torchrun import run_ranks
+from tests.workers.evaluate import evaluated
 
 WORKER = Path(__file__).parents[1] / "workers" / "evaluate.py"
 pytestmark = pytest.mark.slow
@@ -16,17 +16,15 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """For one rank and for two: the folder of results, the run, and what each rank says."""
-
-    def made(ranks, folder):
+    """For this process and for two ranks: the folder of results, the run, and what each rank says."""
+    trained_once()
+    both = {}
+    for ranks in (1, 2):
+        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
         run, out = copy_of_run(folder), folder / "out"
         out.mkdir()
-        return out, run, run_ranks(WORKER, out, str(run), ranks=ranks)
-
-    trained_once()
-    with ThreadPoolExecutor() as pool:  # at the same time: both spend most of it on starting processes
-        both = {ranks: pool.submit(made, ranks, tmp_path_factory.mktemp(f"ranks{ranks}")) for ranks in (1, 2)}
-    return {ranks: running.result() for ranks, running in both.items()}
+        both[ranks] = out, run, run_ranks(WORKER, out, str(run)) if ranks == 2 else [evaluated(out, str(run))]
+    return both
 
 
 def test_every_command_ends_well_on_every_rank(both):
