@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
@@ -28,26 +27,34 @@ HIDDEN = {
 }
 
 
-@pytest.mark.parametrize("text", HIDDEN.values(), ids=HIDDEN)
-def test_reading_settings_imports_nothing(text, tmp_path):
-    (tmp_path / "planted.py").write_text("open('imported', 'w').close()\nclass X:\n    pass\n")
-    (tmp_path / "inner.yaml").write_text("class_path: planted.X\n")
-    (tmp_path / "config.yaml").write_text(text)
-    script = """
-    from pathlib import Path
-    from noisewise.training.options import config_parser, load_config, parse_config
+READ_ALL = """
+import json, os, sys
+from pathlib import Path
+from noisewise.training.options import config_parser, load_config, parse_config
+for folder in map(Path, sys.argv[1:]):
+    os.chdir(folder)
+    sys.modules.pop("planted", None)
     for read in (load_config, lambda path: parse_config(config_parser(), ["--steps=3"], stored=path)):
         try:
             read(Path("config.yaml"))
         except ValueError as error:
-            print(error)
-    """
+            print(folder.name, error)
+"""
+
+
+def test_reading_settings_imports_nothing(tmp_path):
+    """One process reads all of them, each in a folder of its own."""
+    (tmp_path / "planted.py").write_text("open('imported', 'w').close()\nclass X:\n    pass\n")
+    folders = {name: tmp_path / str(number) for number, name in enumerate(HIDDEN)}
+    for name, folder in folders.items():
+        folder.mkdir()
+        (folder / "inner.yaml").write_text("class_path: planted.X\n")
+        (folder / "config.yaml").write_text(HIDDEN[name])
     paths = {**environment(), "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    found = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, env=paths, capture_output=True, text=True, timeout=100
-    )
+    command = [sys.executable, "-c", READ_ALL, *map(str, folders.values())]
+    found = subprocess.run(command, env=paths, capture_output=True, text=True, timeout=100)
     assert found.returncode == 0, found.stderr
-    assert not (tmp_path / "imported").exists(), found.stdout
+    assert [name for name, folder in folders.items() if (folder / "imported").exists()] == [], found.stdout
 
 
 def test_free_options_stay_as_they_are_written_also_where_the_command_line_adds_to_them(tmp_path):
