@@ -347,9 +347,17 @@ def test_a_tracker_that_is_not_installed_or_not_known_is_named_before_anything_i
     assert not (tmp_path / "run").exists()
 
 
+BEYOND = 30  # steps: the bad ones, and some after them
+
+
+@pytest.fixture(scope="module")
+def never_blown_up(tmp_path_factory):
+    return train(tiny(out=str(tmp_path_factory.mktemp("straight") / "run"), steps=BEYOND))
+
+
 def blown_up(config, at, **checkpoints):
     """A run that goes well up to a step, and then takes one that ruins the weights; its settings, and what it said."""
-    config = replace(config, steps=60, max_bad_steps=8, checkpoint=CheckpointConfig(**checkpoints))
+    config = replace(config, steps=BEYOND, max_bad_steps=8, checkpoint=CheckpointConfig(**checkpoints))
     run = Run(config)
     walk = run.advance()
     while run.trainer.step < at:
@@ -364,7 +372,7 @@ def blown_up(config, at, **checkpoints):
 
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize(("at", "every", "left"), [(12, 5, 10), (14, 5, 10), (15, 5, 15), (9, 1, 9), (11, 4, 8)])
-def test_a_blown_up_run_goes_on_from_before(at, every, left, keep, tmp_path):
+def test_a_blown_up_run_goes_on_from_before(at, every, left, keep, tmp_path, never_blown_up):
     """The step after `at` ruins the weights, those after it fail; what was saved since then is out of the way."""
     config, said = blown_up(tiny(out=str(tmp_path / "run")), at, every=every, keep=keep)
     assert f"step-{left:08d}" in said
@@ -375,8 +383,7 @@ def test_a_blown_up_run_goes_on_from_before(at, every, left, keep, tmp_path):
     assert run.trainer.step == left
     list(run.advance())
     run.close()
-    straight = train(replace(config, out=str(tmp_path / "straight")))
-    assert differing(final(tmp_path / "run", 60), final(straight, 60)) == []
+    assert differing(final(tmp_path / "run", BEYOND), final(never_blown_up, BEYOND)) == []
 
 
 def test_the_only_checkpoint_stays_even_if_no_step_was_made_from_it(tmp_path):
