@@ -3,7 +3,6 @@
 import copy
 import pickle
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,8 @@ from noisewise import DDPM, EDM, VE, Draw, Flow, Objective, Recipe, Uniform
 from noisewise.listener import MOST, UNHEARD
 from tests.loops import OBJECTIVE, WHERE, Door, Observed, assert_same
 from tests.samplers.specs import ALL_SPECS, LEARNERS, SPECS
-from tests.torchrun import run_ranks
+from tests.torchrun import fork_ranks
+from tests.workers.recipes import main
 
 CHANGING = [*LEARNERS, *SPECS["curriculum"], "adaptive:warmup=2,every=2+learned"]
 CHEAP = "adaptive:warmup=2,every=2,strata=10"
@@ -635,7 +635,7 @@ def test_a_sampler_of_ones_own_makes_a_recipe():
 @pytest.mark.slow
 def test_two_ranks(tmp_path):
     """Hooks are `observe` bit for bit on both, both hold the same, and a learned weighting is averaged over them."""
-    first, second = run_ranks(Path(__file__).parent / "workers" / "recipes.py", tmp_path)
+    first, second = fork_ranks(main, tmp_path)
     assert first["runs"].keys() == second["runs"].keys()
     for name, runs in first["runs"].items():
         for one in (runs, second["runs"][name]):

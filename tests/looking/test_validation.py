@@ -3,7 +3,6 @@
 import warnings
 from collections import namedtuple
 from functools import partial, wraps
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from noisewise.batches import moved
 from noisewise.looking.validation import NOISE_SEED, Validation, validate
 from noisewise.streams import normals
 from noisewise.weighting import MinSNR
-from tests.torchrun import run_ranks
+from tests.torchrun import fork_ranks
 
 OBJECTIVE = Objective(DDPM.linear())
 OBJECTIVES = [OBJECTIVE, Objective(EDM(), "edm"), Objective(Flow(), "flow", "huber")]
@@ -432,7 +431,9 @@ def test_unknown_levels_are_one_clear_line(objective, levels, message):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return run_ranks(Path(__file__).parent.parent / "workers" / "validate.py", tmp_path_factory.mktemp("ranks"))
+    from tests.workers.validate import main  # which takes its problem from here
+
+    return fork_ranks(main, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.slow

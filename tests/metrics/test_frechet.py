@@ -1,6 +1,5 @@
 import statistics
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,8 @@ from noisewise.metrics.digits_features import digits_features
 from noisewise.metrics.frechet import Moments, bootstrap, features_distance, fid_infinity, frechet_distance, moments_distance
 from tests.metrics.sets import digits, gaussian
 from tests.metrics.test_inception import natural_images
-from tests.torchrun import run_ranks
+from tests.torchrun import fork_ranks
+from tests.workers.moments import main
 
 
 def rotation(dim, seed=0):
@@ -154,9 +154,6 @@ def test_bad_gaussians_say_what_is_wrong():
 # Moments --------------------------------------------------------------------------------------------------------------
 
 
-WORKER = Path(__file__).parent.parent / "workers" / "moments.py"
-
-
 def in_batches(features, size):
     moments = Moments(features.shape[1])
     for part in features.split(size):
@@ -202,7 +199,7 @@ def test_merged_parts_are_the_whole():
 
 
 def test_two_ranks_see_what_one_sees(tmp_path):
-    first, second = run_ranks(WORKER, tmp_path)
+    first, second = fork_ranks(main, tmp_path)
     assert first == second
     features = digits_features(digits()[:120])
     expected = {"features": Moments.of(gaussian(100, 6)), "digits": Moments.of(features)}

@@ -1,7 +1,5 @@
 """Two real processes: the same state on both after every step, other draws, unequal batches, strata split between them."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -9,16 +7,15 @@ import torch
 from noisewise import DDPM
 from tests.samplers.specs import ALL_SPECS
 from tests.samplers.toy import Toy
-from tests.torchrun import run_ranks
-
-WORKER = Path(__file__).parent.parent / "workers" / "contracts.py"
+from tests.torchrun import fork_ranks
+from tests.workers.contracts import main
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
     np.save(out / "table.npy", np.linspace(0.2, 2.0, 50))
-    results = run_ranks(WORKER, out, str(out / "table.npy"))
+    results = fork_ranks(main, out, str(out / "table.npy"))
     results.append(out)
     for result in results[:2]:
         for batches in ("equal", "unequal"):
@@ -69,8 +66,8 @@ def test_gradients_of_all_ranks_count_without_ddp(ranks):
 
 
 @pytest.mark.slow
-def test_fsdp2(tmp_path):
+def test_fsdp2(ranks):
     """Sharded parameters and optimizer state: probing, look-ahead trials and gradient norms work, and ranks agree."""
-    first, second = run_ranks(WORKER.parent / "fsdp.py", tmp_path)
+    first, second = (result["sharded"] for result in ranks[:2])
     assert first == second
     assert all(len(result["states"]) == 8 and not result["uniform"] for result in first.values())

@@ -14,6 +14,7 @@ from pathlib import Path
 from noisewise.study.launch.local import PRELOADED
 
 ROOT = Path(__file__).parent.parent.parent
+IMPORTED = [*PRELOADED, "noisewise.commands.train"]  # by the process that others are forked from
 TINY = [
     "--preset=digits",
     "--batch=16",
@@ -48,7 +49,7 @@ class Forked:
 
     def __init__(self, out: Path, *options: str) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*PRELOADED, "noisewise.commands.train"])
+        context.set_forkserver_preload(IMPORTED)
         self.log = out.with_name(f"{out.name}.txt")
         self.process = context.Process(target=_train, args=([*TINY, f"--out={out}", *options], self.log))
         self.process.start()

@@ -15,12 +15,11 @@ from noisewise.training import checkpoint
 from noisewise.training.components import STEP
 from noisewise.training.run import Run, train
 from noisewise.training.tensor_files import shard_name
-from tests.torchrun import run_ranks
+from tests.torchrun import fork_ranks
 from tests.training.tiny import own, tiny, trainer_of
 from tests.workers.contracts import digest
-from tests.workers.train import PARALLEL, SAMPLERS, settings, trained
+from tests.workers.train import PARALLEL, SAMPLERS, main, settings, trained
 
-WORKER = Path(__file__).parent.parent / "workers" / "train.py"
 WAYS = [f"{parallel}/{name}" for parallel in PARALLEL for name in SAMPLERS]
 pytestmark = pytest.mark.slow
 
@@ -31,7 +30,7 @@ def both(tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
     for parallel in PARALLEL:
         train(replace(settings("adaptive", out / "one" / parallel), steps=4), draw=draw_samples)
-    return *run_ranks(WORKER, out), out
+    return *fork_ranks(main, out), out
 
 
 @pytest.mark.parametrize("way", WAYS)

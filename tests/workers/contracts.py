@@ -1,9 +1,11 @@
-"""Two ranks train a toy with every sampler; each writes digests of its draws and of its sampler's state after every step."""
+"""Two ranks train a toy with every sampler, and with every estimator sharded by FSDP2; each writes digests of its draws and of
+its sampler's state after every step.
+"""
 
 import hashlib
 import json
 import os
-import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,16 +15,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 import noisewise
 from noisewise import DDPM, Objective
+from noisewise.distributed import whole
 from tests.samplers.specs import ALL_SPECS
 from tests.samplers.test_target import AIMED, trained_by_a_perfect_model
 from tests.samplers.toy import Toy
 
+SHARDED = [
+    "adaptive:estimator=loss,warmup=0,every=2",
+    "adaptive:estimator=reinforce,every=2,strata=10,queue=4",
+    "adaptive:estimator=lookahead,strata=3,horizon=2,budget=1,probe=32,warmup=2",
+    "gradient_variance:strata=3,every=2,rows=4",
+]
+
 
 def digest(tensors):
-    whole = hashlib.sha256()
+    every = hashlib.sha256()
     for tensor in tensors:
-        whole.update(tensor.detach().contiguous().numpy().tobytes())
-    return whole.hexdigest()
+        every.update(tensor.detach().contiguous().numpy().tobytes())
+    return every.hexdigest()
 
 
 def train(spec, rank, batch, keep=None):
@@ -48,10 +58,27 @@ def measured_gradients(larger):
     return toy.sampler.variance.tolist()
 
 
+def sharded(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh, result = init_device_mesh("cpu", (dist.get_world_size(),)), {}
+    for spec in SHARDED:
+        toy = Toy(spec, DDPM.linear(), batch=16, data_seed=rank, wrap=partial(fully_shard, mesh=mesh))
+        states = []
+        for _ in range(8):
+            toy.step()
+            states.append(digest(toy.sampler.state_dict().values()))
+        parameters = [whole(parameter.detach()) for parameter in toy.model.parameters()]
+        flat = bool(torch.equal(toy.sampler.table.mass, torch.full_like(toy.sampler.table.mass, 1 / toy.sampler.table.bins)))
+        result[spec] = {"states": states, "parameters": digest(parameters), "uniform": flat}
+    return result
+
+
 def main(out: Path, table: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    result = {"equal": {}, "unequal": {}}
+    result = {"equal": {}, "unequal": {}, "sharded": sharded(rank)}
     for number, spec in enumerate(ALL_SPECS):
         spec = spec.replace("{table}", table)
         result["equal"][spec] = train(spec, rank, 16, out / f"state{number}.pt" if rank == 0 else None)
@@ -71,8 +98,3 @@ def finish(out: Path, result: dict) -> None:
     os.replace(part, out / f"rank{dist.get_rank()}.json")
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]), sys.argv[2])

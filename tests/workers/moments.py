@@ -1,9 +1,7 @@
 """Two ranks with unequal shares of features and of digits; each writes the moments of all."""
 
-import sys
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from noisewise.metrics.digits_features import load_digits_classifier
@@ -45,8 +43,3 @@ def main(out: Path) -> None:
             "rows": [made.features.tolist(), alone_made.features.tolist()],
         },
     )
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))

@@ -1,10 +1,8 @@
 """Two ranks train under DDP and FSDP2, through the front door and with `observe`; each writes digests of both runs."""
 
-import sys
 from functools import partial
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -13,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from noisewise.distributed import whole
 from tests.loops import Door, Observed
 from tests.samplers.specs import LEARNERS, SPECS
-from tests.workers.contracts import digest, finish
-from tests.workers.fsdp import SPECS as SHARDED
+from tests.workers.contracts import SHARDED, digest, finish
 
 LEARNED = "adaptive:warmup=2,every=2+minsnr+learned"
 
@@ -50,8 +47,3 @@ def main(out: Path) -> None:
     after = digest(weighting.recipe.weighting.state_dict().values())
     result["learned"] = {"before": before, "after": after, "shared": shared(weighting)}
     finish(out, result)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))

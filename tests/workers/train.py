@@ -1,15 +1,11 @@
 """Two ranks train in every way that a run can be spread; each writes digests of what it holds.
 
-    train.py OUT
-
-OUT/one holds a run of one process, four steps long, for each way: both ranks go on with it.
+`out`/one holds a run of one process, four steps long, for each way: both ranks go on with it.
 """
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from noisewise.generation.run_samples import draw_samples
@@ -82,8 +78,3 @@ def main(out: Path) -> None:
     except Exception as error:
         result["refused"] = f"{type(error).__name__}: {error}"
     finish(out, result)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))

@@ -1,9 +1,7 @@
 """Every rank validates: alike batches, a model with buffers under DDP, a sharded loader, and one rank that fails."""
 
-import sys
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,8 +42,3 @@ def main(out: Path) -> None:
         "one fails": failure(lambda: validate(only_the_second_fails, batches([4, 4]), OBJECTIVE, levels=2)),
     }
     finish(out, {"found": found, "errors": errors, "training": model.training})
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
