@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,7 @@ def test_a_worker_told_to_stop_by_someone_else_saves_and_says_so(tmp_path):
 
 def test_ctrl_c_reaches_neither_a_worker_nor_the_server_that_forks_it(tmp_path):
     """Both begin with seconds of imports, and an interrupt there would be two tracebacks."""
+    forkserver._forkserver._stop()  # other tests may have started it
     (job,) = jobs_in(tmp_path, **LONG)
     worker = Worker(job, ONE)
     status = Path(f"/proc/{worker.process.pid}/status").read_text()
