@@ -161,6 +161,15 @@ def test_a_copy_aims_where_the_state_that_it_loads_does(copied):
     assert untouched.sampler.target.gamma == 5
 
 
+@pytest.mark.parametrize(("first", "then", "gamma"), [("+minsnr:gamma=2", "", 5), ("", "+minsnr:gamma=2", 2), ("+p2", "", 5)])
+def test_a_state_of_another_target_leaves_gamma_to_the_spec(first, then, gamma):
+    before = trained_by_a_perfect_model(f"adaptive:warmup=0,every=1{first}", OBJECTIVES["eps"], 5)
+    after = noisewise.recipe(f"adaptive:warmup=0,every=1{then}", OBJECTIVES["eps"])
+    after.load_state_dict(before.state_dict())
+    assert after.sampler.target.gamma == gamma
+    assert after.sampler.step == 5
+
+
 def test_a_state_from_before_gamma_moved_is_loaded():
     recipe = noisewise.recipe(AIMED, OBJECTIVES["eps"])
     state = {name: value for name, value in recipe.state_dict().items() if not name.endswith((".gamma", ".power"))}

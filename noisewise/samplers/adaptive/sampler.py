@@ -106,14 +106,14 @@ class AdaptiveSampler(Learner):
                 f"{'grow' if error is None else 'error'} moves the gamma of a Min-SNR target, by mse losses and the loss "
                 "estimator: name no other target or weighting than minsnr"
             )
-        self.first_gamma = self.target.gamma if isinstance(self.target, MinSNR) else 0.0
+        self.first_gamma = (self.target if isinstance(self.target, MinSNR) else MinSNR()).gamma
         self.moves = asked or (movable and own_target)
-        if self.moves:
-            self.register_buffer("gamma", torch.tensor(self.first_gamma, dtype=torch.float32))
-            self.register_buffer("power", torch.zeros((), dtype=torch.float32))  # the data's mean square, once it was seen
-            self._aim()  # a gamma with the bits of its buffer
+        # also where gamma stays: recipes of all targets go on from each other's states
+        self.register_buffer("gamma", torch.tensor(self.first_gamma, dtype=torch.float32))
+        self.register_buffer("power", torch.zeros((), dtype=torch.float32))  # the data's mean square, once it was seen
         self.gamma: Tensor
         self.power: Tensor
+        self._aim()
         self.register_buffer("collapses", torch.zeros((), dtype=torch.int64))
         self.collapses: Tensor
 
@@ -157,7 +157,7 @@ class AdaptiveSampler(Learner):
         if not self._due():
             return
         self.power.copy_(distributed.gather_sum(self.power) / distributed.world_size())
-        gamma, power = float(self.gamma), float(self.power)
+        gamma, power = max(float(self.gamma), self.first_gamma), float(self.power)
         if power > 0:
             goal = followed(gamma, self.error * power, power, losses, self.table.edges, self.process)
             self.gamma.fill_(gamma * (max(goal, self.first_gamma) / gamma) ** PACE)
@@ -169,18 +169,16 @@ class AdaptiveSampler(Learner):
         return self.moves and step >= self.grow and isinstance(estimator, LossEstimator) and estimator.due(step)
 
     def _aim(self) -> None:
-        """Train Min-SNR's objective with this gamma from here on."""
-        gamma = float(self.gamma)
-        if not isinstance(self.target, MinSNR) or self.target.gamma != gamma:
+        """Train Min-SNR's objective with this gamma from here on, if it moves."""
+        gamma = max(float(self.gamma), self.first_gamma)
+        if self.moves and not (isinstance(self.target, MinSNR) and self.target.gamma == gamma):
             self.retarget(MinSNR(gamma))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if self.moves:  # states of before
-            state_dict.setdefault(prefix + "gamma", torch.tensor(self.first_gamma))
-            state_dict.setdefault(prefix + "power", torch.zeros(()))
+        state_dict.setdefault(prefix + "gamma", torch.tensor(self.first_gamma))  # states of before
+        state_dict.setdefault(prefix + "power", torch.zeros(()))
         super()._load_from_state_dict(state_dict, prefix, *args)
-        if self.moves:
-            self._aim()
+        self._aim()
 
     # Densities that depend on the data ------------------------------------------------------------------------------
 
