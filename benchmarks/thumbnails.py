@@ -6,13 +6,16 @@
     python benchmarks/thumbnails.py train uniform --steps 20 --marks 10,20 --images 64                 to see that it works
 
 `features` trains a small classifier (70 % of the test images right), whose 192 features before the last layer stand in for
-Inception's. `train` trains with each spec in a process of its own and, at `--marks`, writes a row with the Fréchet distance of
-the averaged weights' images (30 steps of DDIM) to all training images, and the held-out loss by noise level; with `--save` it
-keeps its state there. `map` goes on from such states for `--branch` steps with half of the batch in one tenth of u, as map.py
-does with larger images, and with uniform draws of two seeds. CIFAR-10 is read from `--data`, in its binary layout.
+Inception's. Rows name it by a digest of its weights. Compare distances by one classifier alone: another number of threads or
+another machine trains another one, and distances by the two differ by a tenth.
+`train` trains with each spec in a process of its own and, at `--marks`, writes a row with the Fréchet distance of the averaged
+weights' images (30 steps of DDIM) to all training images, and the held-out loss by noise level; with `--save` it keeps its
+state there. `map` goes on from such states for `--branch` steps with half of the batch in one tenth of u, as map.py does with
+larger images, and with uniform draws of two seeds. CIFAR-10 is read from `--data`, in its binary layout.
 """
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import time
@@ -147,7 +150,9 @@ class Training:
         self.args = args
         (self.images, _), (self.others, _) = (thumbnails(args.data, files) for files in ("data_batch_*.bin", "test_batch.bin"))
         self.classifier = Classifier().eval()
-        self.classifier.load_state_dict(torch.load(args.classifier, weights_only=True))
+        weights = torch.load(args.classifier, weights_only=True)
+        self.classifier.load_state_dict(weights)
+        self.judge = hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()[:8]
         self.real = moments_of(self.classifier, self.images)
         torch.manual_seed(args.seed)
         self.objective = Objective(build_process(args.process), "eps")
@@ -180,7 +185,8 @@ class Training:
         print(f"{' '.join(str(one) for one in about.values())}: distance {distance:.3f}", flush=True)
         if self.args.json:
             settings = {name: getattr(self.args, name) for name in ("process", "seed", "batch", "lr", "images")}
-            append(self.args.json, json.loads(json.dumps(about | {"distance": distance, **found} | settings | environment())))
+            row = about | {"distance": distance, **found, "classifier": self.judge} | settings | environment()
+            append(self.args.json, json.loads(json.dumps(row)))
 
 
 def train(args: argparse.Namespace, spec: str) -> None:

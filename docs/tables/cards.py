@@ -28,8 +28,13 @@ def ends() -> list[dict[str, Any]]:
             if row.get("share") == 1 and row["distance"] is not None:
                 where = (DATA.get(row["name"], row["name"]), row["process"], row["steps"])
                 found.append({**row, "sampler": spec_now(row), "where": where})
-    small = [row for row in rows("thumbnails.jsonl") if row["step"] in EARLY_AND_LATE]
-    return found + [{**row, "sampler": row["spec"], "where": ("CIFAR-10 at 8×8", row["process"], row["step"])} for row in small]
+    for row in rows("thumbnails.jsonl"):
+        if row["step"] in EARLY_AND_LATE:
+            judged = row["seed"], row.get("classifier", "")  # distances by one classifier alone can be compared
+            found.append(
+                {**row, "sampler": row["spec"], "where": ("CIFAR-10 at 8×8", row["process"], row["step"]), "seed": judged}
+            )
+    return found
 
 
 def measured(name: str, which: str = "") -> str:
@@ -41,8 +46,9 @@ def measured(name: str, which: str = "") -> str:
     uniform = {(*row["where"], row["seed"]): row["distance"] for row in ends() if row["sampler"] == "uniform"}
     found: dict[tuple[str, str, int, str], dict[int, float]] = {}
     for row in ends():
-        if row["sampler"] != "uniform" and name in {term.name for term in parse(row["sampler"])}:
-            ratio = row["distance"] / uniform[*row["where"], row["seed"]]
+        beside = (*row["where"], row["seed"])
+        if row["sampler"] != "uniform" and beside in uniform and name in {term.name for term in parse(row["sampler"])}:
+            ratio = row["distance"] / uniform[beside]
             found.setdefault((*row["where"], row["sampler"]), {})[row["seed"]] = ratio
     if not found:
         return BASELINE if name == "uniform" else NOTHING

@@ -162,17 +162,19 @@ def what_pictures_want() -> str:
 
 
 def small_images() -> str:
-    """Distances of the runs of thumbnails.py over uniform's with the same seed; uniform's own first."""
-    found: dict[tuple[str, int, str], dict[int, float]] = {}
+    """Distances of the runs of thumbnails.py over uniform's with the same seed and classifier; uniform's own first."""
+    found: dict[tuple[str, str, int, str], dict[int, float]] = {}
     for row in rows("thumbnails.jsonl"):
-        found.setdefault((row["process"], row["seed"], row["spec"]), {})[row["step"]] = row["distance"]
+        run = row["process"], row.get("classifier", "earlier"), row["seed"], row["spec"]
+        found.setdefault(run, {})[row["step"]] = row["distance"]
     marks = sorted({step for curve in found.values() for step in curve})
     lines = []
-    for (process, seed, spec), curve in sorted(found.items(), key=lambda one: (*one[0][:2], one[0][2] != "uniform", one[0][2])):
-        base = dict.fromkeys(marks, 1.0) if spec == "uniform" else found[process, seed, "uniform"]
+    for run, curve in sorted(found.items(), key=lambda one: (*one[0][:3], one[0][3] != "uniform", one[0][3])):
+        process, judge, seed, spec = run
+        base = dict.fromkeys(marks, 1.0) if spec == "uniform" else found.get((process, judge, seed, "uniform"), {})
         cells = [f"{curve[mark] / base[mark]:.2f}" if mark in curve and mark in base else "–" for mark in marks]
-        lines.append([process, str(seed), f"`{spec}`", *cells])
-    return table(["process", "seed", "spec", *(f"{mark:,}" for mark in marks)], lines)
+        lines.append([process, judge, str(seed), f"`{spec}`", *cells])
+    return table(["process", "classifier", "seed", "spec", *(f"{mark:,}" for mark in marks)], lines)
 
 
 def small_images_want() -> str:
