@@ -155,7 +155,7 @@ class Training:
         self.judge = hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()[:8]
         self.real = moments_of(self.classifier, self.images)
         torch.manual_seed(args.seed)
-        self.objective = Objective(build_process(args.process), "eps")
+        self.objective = Objective(build_process(args.process))  # the usual target: eps, or flow
         self.model = UNet(SHAPE, channels=CHANNELS, multipliers=(1, 2), blocks=1, attention=(), dropout=0.0)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=args.lr)
         self.generator = torch.Generator().manual_seed(args.seed)
