@@ -38,6 +38,7 @@ MADE: dict[str, Callable[..., str]] = {
     "v2-runs": long.runs,
     "v2-ratios": long.ratios,
     "v2-map": long.what_pictures_want,
+    "v2-solvers": long.by_solver,
     "small-images": long.small_images,
     "small-images-map": long.small_images_want,
     "v2-branches": long.branches,

@@ -149,16 +149,31 @@ def left_to_learn() -> str:
 
 def what_pictures_want() -> str:
     """The gain in FID of more training in each tenth of u, in per cent, a line for each moment of training."""
-    moments: dict[int, list[dict[str, Any]]] = {}
+    moments: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in rows("cifar10-v2-map.jsonl"):
-        moments.setdefault(row["start_step"], []).append(row)
+        moments.setdefault((row["config"]["process"], row["start_step"]), []).append(row)
     lines = []
-    for step, found in sorted(moments.items()):
+    for (process, step), found in sorted(moments.items(), key=lambda one: one[0][1]):
         uniform = {row["seed"]: row["distance"] for row in found if row["stratum"] is None}
         gains = {row["stratum"]: 100 * math.log(uniform[row["seed"]] / row["distance"]) for row in found if row["seed"] == 0}
         noise = 100 * abs(math.log(uniform[0] / uniform[1]))
-        lines.append([f"{step:,}", *(f"{gains[k]:+.1f}" for k in range(10)), f"{noise:.1f}"])
-    return table(["steps", *TENTHS, "two seeds of uniform differ by"], lines)
+        cells = [f"{gains[k]:+.1f}" if k in gains else "–" for k in range(10)]
+        lines.append([process, f"{step:,}", *cells, f"{noise:.1f}"])
+    return table(["process", "steps", *TENTHS, "two seeds of uniform differ by"], lines)
+
+
+def by_solver() -> str:
+    """FID of the default and of uniform after the same steps, by the solver along the way and by 1000 ancestral steps."""
+    usual = {about(row): row["distance"] for row in rows("cifar10-v2-runs.jsonl")}
+    other = {about(row): row["fid"] for row in rows("cifar10-v2-solvers.jsonl")}
+    lines = []
+    for process, seed, method, step in sorted(other):
+        if method == "uniform":
+            continue
+        for name, known in (("DDIM, 50 steps", usual), ("1000 ancestral steps", other)):
+            own, uniform = known[process, seed, method, step], known[process, seed, "uniform", step]
+            lines.append([process, str(seed), f"{step:,}", name, f"{uniform:.1f}", f"{own:.1f}", f"{own / uniform:.2f}"])
+    return table(["process", "seed", "steps", "solver", "uniform", "adaptive", "over uniform's"], lines)
 
 
 def small_images() -> str:
