@@ -11,7 +11,8 @@ another machine trains another one, and distances by the two differ by a tenth.
 `train` trains with each spec in a process of its own and, at `--marks`, writes a row with the Fréchet distance of the averaged
 weights' images (30 steps of DDIM) to all training images, and the held-out loss by noise level; with `--save` it keeps its
 state there. `map` goes on from such states for `--branch` steps with half of the batch in one tenth of u, as map.py does with
-larger images, and with uniform draws of two seeds. CIFAR-10 is read from `--data`, in its binary layout.
+larger images, and with uniform draws of two seeds. `--also` names a second solver, with rows of its own at some marks.
+CIFAR-10 is read from `--data`, in its binary layout.
 """
 
 import argparse
@@ -61,6 +62,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--images", type=int, default=5000, help="generated for each distance")
+    parser.add_argument("--also", help="a second solver, such as ddpm:steps=250,variance=fixed_large")
+    parser.add_argument("--also-at", default="2000,8000,16000", help="the marks that it makes images for")
     parser.add_argument("--workers", type=int, default=2, help="runs at the same time, a thread each")
     parser.add_argument("--data", type=Path, default=Path("data/cifar10"))
     parser.add_argument("--classifier", type=Path, default=Path("out/thumbnails.pt"), help="of `features`")
@@ -176,10 +179,10 @@ class Training:
         with torch.no_grad():
             torch._foreach_lerp_(self.average, list(self.model.parameters()), 1 - decay)
 
-    def evaluate(self, about: dict[str, Any]) -> None:
+    def evaluate(self, about: dict[str, Any], solver: Solver = SOLVER) -> None:
         """Of the average: what it is worth, as a row and a line."""
         exchange(self.model, self.average)
-        found = evaluated(self.model, self.objective, self.others[:HELD_OUT], self.args.images)
+        found = evaluated(self.model, self.objective, self.others[:HELD_OUT], self.args.images, solver)
         distance = float(moments_distance(moments_of(self.classifier, found.pop("images")), self.real))
         exchange(self.model, self.average)
         print(f"{' '.join(str(one) for one in about.values())}: distance {distance:.3f}", flush=True)
@@ -198,7 +201,10 @@ def train(args: argparse.Namespace, spec: str) -> None:
         training.step(recipe, args.lr * min(1.0, step / WARM_UP), min(DECAY, (1 + step) / (10 + step)))
         if step in marks:
             seconds += time.perf_counter() - begun
-            training.evaluate({"spec": spec, "step": step, "seconds": round(seconds)})
+            about = {"spec": spec, "step": step, "seconds": round(seconds)}
+            training.evaluate(about)
+            if args.also and step in {int(mark) for mark in args.also_at.split(",")}:
+                training.evaluate({**about, "solver": args.also}, Solver.parse(args.also, training.objective.process))
             if args.save:
                 args.save.mkdir(parents=True, exist_ok=True)
                 parts = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
@@ -238,14 +244,14 @@ def exchange(model: nn.Module, average: list[Tensor]) -> None:
 
 
 @torch.no_grad()
-def evaluated(model: nn.Module, objective: Objective, images: Tensor, count: int) -> dict[str, Any]:
+def evaluated(model: nn.Module, objective: Objective, images: Tensor, count: int, solver: Solver) -> dict[str, Any]:
     """Generated images, and the held-out loss at each level; the same noise every time, the caller's left alone."""
     model.eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         levels = [(level + 0.5) / LEVELS for level in range(LEVELS)]
         losses = [float(objective.losses(model, images, torch.full((len(images),), u)).mean()) for u in levels]
-        made = generate(model, objective, SHAPE, count, solver=SOLVER, batch=500, device="cpu", seed=3)
+        made = generate(model, objective, SHAPE, count, solver=solver, batch=500, device="cpu", seed=3)
     model.train()
     return {"images": made, "held_out": [round(loss, 6) for loss in losses]}
 

@@ -487,8 +487,9 @@ def small_images(benchmark, tmp_path):
         (tmp_path / name).write_bytes(torch.randint(0, 10, (40, 3073), dtype=torch.uint8).numpy().tobytes())
     torch.save(benchmark("thumbnails").Classifier().state_dict(), tmp_path / "classifier.pt")
     paths = {"data": tmp_path, "classifier": tmp_path / "classifier.pt", "save": tmp_path, "json": tmp_path / "rows.jsonl"}
-    numbers = {"seed": 0, "steps": 2, "marks": "2", "branch": 4, "batch": 8, "lr": 1e-3, "images": 8}
-    return argparse.Namespace(process="quadratic", **numbers, **paths)
+    numbers = {"seed": 0, "steps": 2, "marks": "1,2", "branch": 4, "batch": 8, "lr": 1e-3, "images": 8}
+    also = {"also": "ddpm:steps=3,variance=fixed_large", "also_at": "1"}
+    return argparse.Namespace(process="quadratic", **numbers, **paths, **also)
 
 
 def test_a_pixel_of_a_thumbnail_is_the_mean_of_sixteen(benchmark, tmp_path):
@@ -507,7 +508,10 @@ def test_a_branch_of_thumbnails_begins_where_training_was(benchmark, small_image
     thumbnails.branch(argparse.Namespace(**{**vars(small_images), "lr": 0.0}), state, 3)
     training = thumbnails.Training(small_images)
     training.model.load_state_dict(torch.load(state, weights_only=True)["model"])
-    expected = thumbnails.evaluated(training.model, training.objective, training.others, 8)["held_out"]
-    trained, branched = (json.loads(line) for line in small_images.json.read_text().splitlines())
+    expected = thumbnails.evaluated(training.model, training.objective, training.others, 8, thumbnails.SOLVER)["held_out"]
+    first, other, trained, branched = (json.loads(line) for line in small_images.json.read_text().splitlines())
     assert branched["held_out"] == expected != trained["held_out"]  # of the average there
+    assert (first["step"], other["step"], other["solver"]) == (1, 1, small_images.also)
+    assert first["held_out"] == other["held_out"]
+    assert first["distance"] != other["distance"]
     assert (branched["from"], branched["where"]) == (2, 3)

@@ -29,7 +29,7 @@ def ends() -> list[dict[str, Any]]:
                 where = (DATA.get(row["name"], row["name"]), row["process"], row["steps"])
                 found.append({**row, "sampler": spec_now(row), "where": where})
     for row in rows("thumbnails.jsonl"):
-        if row["step"] in EARLY_AND_LATE:
+        if row["step"] in EARLY_AND_LATE and "solver" not in row:
             judged = row["seed"], row.get("classifier", "")  # distances by one classifier alone can be compared
             found.append(
                 {**row, "sampler": row["spec"], "where": ("CIFAR-10 at 8×8", row["process"], row["step"]), "seed": judged}

@@ -180,8 +180,9 @@ def small_images() -> str:
     """Distances of the runs of thumbnails.py over uniform's with the same seed and classifier; uniform's own first."""
     found: dict[tuple[str, str, int, str], dict[int, float]] = {}
     for row in rows("thumbnails.jsonl"):
-        run = row["process"], row.get("classifier", "earlier"), row["seed"], row["spec"]
-        found.setdefault(run, {})[row["step"]] = row["distance"]
+        if "solver" not in row:
+            run = row["process"], row.get("classifier", "earlier"), row["seed"], row["spec"]
+            found.setdefault(run, {})[row["step"]] = row["distance"]
     marks = sorted({step for curve in found.values() for step in curve})
     lines = []
     for run, curve in sorted(found.items(), key=lambda one: (*one[0][:3], one[0][3] != "uniform", one[0][3])):
