@@ -77,15 +77,23 @@ def perfect_losses(objective, u):
     return VARIANCE / (1 + VARIANCE * snr) * snr / objective.per_prediction(torch.ones_like(u), u)
 
 
+def batch(step, seed=0):
+    return VARIANCE**0.5 * torch.randn(64, 3, generator=torch.Generator().manual_seed(1000 * seed + step))
+
+
 def trained_by_a_perfect_model(spec, objective, steps=150, scale=1.0, data=True, recipe=None, seed=0):
     """A recipe after so many steps; one that is given goes on from where it is."""
     recipe = noisewise.recipe(spec, objective) if recipe is None else recipe
     for step in range(recipe.sampler.step, steps):
-        generator = torch.Generator().manual_seed(1000 * seed + step)
-        draw = recipe.sampler.sample(VARIANCE**0.5 * torch.randn(64, 3, generator=generator) if data else 64)
+        draw = recipe.sampler.sample(batch(step, seed) if data else 64)
         with recipe.sampler.observe(draw, scale * perfect_losses(objective, draw.u)):
             pass
     return recipe
+
+
+def learner(recipe):
+    """The part of a recipe's sampler whose gamma moves."""
+    return next(part for part in recipe.sampler.modules() if isinstance(part, AdaptiveSampler))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -121,13 +129,76 @@ def test_gamma_moves_slowly_and_no_further_than_it_should():
     assert max(after / before for before, after in pairwise(found)) < (FOUND / 5) ** 0.5
 
 
+WRAPPED = {
+    "mix": f"mix:of=({AIMED}),floor=0.1",
+    "switch": f"switch:first=uniform,then=({AIMED}),at=5",
+    "piecewise": f"piecewise:stages=(0=uniform,5=({AIMED}))",
+    "curriculum": f"curriculum:start=({AIMED}),end=uniform,steps=200",
+    "window": f"window:of=({AIMED}),high=0.5",
+    "mix of window": f"mix:of=(window:of=({AIMED}),low=0.02),floor=0.1",
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_gamma_moves_inside_other_samplers_and_goes_on_after_a_resume(name):
+    objective = OBJECTIVES["eps"]
+    whole = trained_by_a_perfect_model(WRAPPED[name], objective)
+    assert learner(whole).target.gamma == float(learner(whole).gamma) == pytest.approx(FOUND, rel=0.2)
+    resumed = noisewise.recipe(WRAPPED[name], objective)
+    resumed.load_state_dict(trained_by_a_perfect_model(WRAPPED[name], objective, 17).state_dict())
+    trained_by_a_perfect_model(WRAPPED[name], objective, recipe=resumed)
+    for key, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[key], value), key
+
+
+@pytest.mark.parametrize(("name", "bound"), [(name, "high=0.5") for name in ("x0", "flow", "edm")] + [("flow", "low=0.3")])
+def test_gamma_does_not_follow_levels_that_a_window_leaves_out(name, bound):
+    objective = OBJECTIVES[name]
+    recipe = trained_by_a_perfect_model(f"window:of=({AIMED}),{bound}", objective)
+    most = float(objective.process.log_snr(recipe.sampler.quantile(torch.tensor([1e-4]))).exp())  # of the levels in the window
+    assert float(learner(recipe).gamma) == pytest.approx(max(5, min(FOUND, most)), rel=0.2)
+
+
+def test_gamma_stays_for_pairs():
+    recipe = trained_by_a_perfect_model(f"pairs:of=({AIMED})", OBJECTIVES["flow"])
+    assert float(learner(recipe).gamma) == 5
+
+
+@pytest.mark.parametrize("spec", [AIMED, WRAPPED["mix"], WRAPPED["window"]])
+def test_only_data_that_is_trained_on_counts(spec):
+    """Not that of validation draws, nor that of steps that were skipped."""
+    objective = OBJECTIVES["eps"]
+    plain, looking = (trained_by_a_perfect_model(spec, objective, 15) for _ in range(2))
+    for step in range(15, 20):
+        with torch.no_grad():
+            looking.sample(100 + batch(step))
+        looking.sampler.quantile(torch.rand(64), 100 + batch(step))
+        micro = looking.sampler.micro
+        looking.sampler.sample(100 + batch(step))
+        looking.sampler.micro = micro
+        trained_by_a_perfect_model(spec, objective, step + 1, recipe=looking)
+    trained_by_a_perfect_model(spec, objective, 20, recipe=plain)
+    for key, value in plain.state_dict().items():
+        assert torch.equal(looking.state_dict()[key], value), key
+
+
+def test_accumulated_batches_count_as_one():
+    objective, recipe = OBJECTIVES["eps"], trained_by_a_perfect_model(AIMED, OBJECTIVES["eps"], 20)
+    before = float(recipe.sampler.power)
+    draws = [recipe.sampler.sample(x0) for x0 in (torch.full((64, 3), 2.0), torch.zeros(64, 3))]
+    with recipe.sampler.observe(draws, [perfect_losses(objective, draw.u) for draw in draws]):
+        pass
+    assert float(recipe.sampler.power) == pytest.approx(0.9 * before + 0.1 * (4 + 0) / 2)
+
+
 def test_data_that_is_no_number_is_forgotten():
     recipe = trained_by_a_perfect_model(AIMED, OBJECTIVES["eps"], 20)
-    for x0 in (torch.full((64, 3), torch.nan), torch.full((64, 3), VARIANCE**0.5)):
+    before = float(recipe.sampler.power)
+    for x0 in (torch.full((64, 3), torch.nan), torch.full((64, 3), torch.inf), torch.zeros(64, 3), torch.ones(64, 3)):
         draw = recipe.sampler.sample(x0)
         with recipe.sampler.observe(draw, perfect_losses(OBJECTIVES["eps"], draw.u)):
             pass
-    assert float(recipe.sampler.power) == pytest.approx(VARIANCE)
+    assert float(recipe.sampler.power) == pytest.approx(0.9 * before + 0.1)
     assert 5 < float(recipe.sampler.gamma) < 1.2 * FOUND
 
 

@@ -9,8 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from noisewise.objective import bounded
-from noisewise.processes import Process
+from noisewise.objective import Objective, bounded
 from noisewise.samplers.base import fine_grid
 
 ERROR = 0.07  # of the data's mean square: on CIFAR-10 the SNR of about 3 on every process, at 8 x 8 pixels of about 16
@@ -19,24 +18,28 @@ PACE = 0.1  # of the way, in logarithms, at each update
 KNOWN = -2.0  # a log SNR at which any model's squared error is below the data's mean square
 
 
-def followed(gamma: float, limit: float, power: float, losses: Tensor, edges: Tensor, process: Process) -> float:
-    """The SNR at which a squared error in x0 is down to `limit`; gamma itself, if the losses are no means of squared errors.
+def followed(
+    gamma: float, error: float, power: float, losses: Tensor, seen: Tensor, edges: Tensor, objective: Objective
+) -> float:
+    """The SNR at which a squared error in x0 is down to this share of the data's; gamma itself, if the losses tell nothing.
 
     Args:
         power: the data's mean square.
         losses: running losses in the intervals between the edges, with Min-SNR's weight for this gamma.
+        seen: which of the intervals have had any.
     """
-    u = fine_grid(process, "cpu")
+    u = fine_grid(objective.process, "cpu")
     interval = torch.bucketize(u, edges.cpu()[1:-1], right=True)
-    log_snr = bounded(process.log_snr(u)).double()
+    log_snr = bounded(objective.process.log_snr(u)).double()
     count = torch.bincount(interval, minlength=len(losses))
     place, weight = (
         torch.bincount(interval, values, len(losses)) / count for values in (log_snr, log_snr.exp().clamp(max=gamma))
     )
-    place, errors = place[count > 0], (losses.cpu().double() / weight)[count > 0]
-    if not errors[(place - KNOWN).abs().argmin()] <= power:
+    known = (count > 0) & seen.cpu()
+    place, errors = place[known], (losses.cpu().double() / weight)[known]
+    if not len(place) or not errors[(place - KNOWN).abs().argmin()] <= power:
         return gamma
-    return math.exp(crossing(place, torch.log(errors / limit)))
+    return math.exp(crossing(place, torch.log(errors / (error * power))))
 
 
 def crossing(place: Tensor, height: Tensor) -> float:
