@@ -71,22 +71,26 @@ AIMED = "adaptive:warmup=0,every=1,grow=10,error=0.2"
 FOUND = (1 / 0.2 - 1) / VARIANCE  # the SNR at which that is 0.2 of the variance
 
 
-def perfect_losses(objective, u):
-    """Of the best model of normal data, in what the objective predicts."""
+def perfect_losses(objective, u, alike=1, extra=0.0):
+    """Of the best model of normal data, so many elements of which are equal, in what the objective predicts.
+
+    Args:
+        extra: what its squared error in x0 is larger by, at all levels.
+    """
     snr = objective.process.log_snr(u).exp()
-    return VARIANCE / (1 + VARIANCE * snr) * snr / objective.per_prediction(torch.ones_like(u), u)
+    return (VARIANCE / (1 + alike * VARIANCE * snr) + extra) * snr / objective.per_prediction(torch.ones_like(u), u)
 
 
 def batch(step, seed=0):
     return VARIANCE**0.5 * torch.randn(64, 3, generator=torch.Generator().manual_seed(1000 * seed + step))
 
 
-def trained_by_a_perfect_model(spec, objective, steps=150, scale=1.0, data=True, recipe=None, seed=0):
+def trained_by_a_perfect_model(spec, objective, steps=150, scale=1.0, data=True, recipe=None, seed=0, **model):
     """A recipe after so many steps; one that is given goes on from where it is."""
     recipe = noisewise.recipe(spec, objective) if recipe is None else recipe
     for step in range(recipe.sampler.step, steps):
         draw = recipe.sampler.sample(batch(step, seed) if data else 64)
-        with recipe.sampler.observe(draw, scale * perfect_losses(objective, draw.u)):
+        with recipe.sampler.observe(draw, scale * perfect_losses(objective, draw.u, **model)):
             pass
     return recipe
 
@@ -120,6 +124,27 @@ def test_gamma_goes_where_the_error_is_a_share_of_the_data(spec, name):
 def test_gamma_stays_where_it_began(how):
     recipe = trained_by_a_perfect_model(**{"spec": AIMED, "objective": OBJECTIVES["eps"]} | how)
     assert float(recipe.sampler.gamma) == recipe.sampler.target.gamma == 5
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("elements", [2, 3, 3072])
+def test_sums_over_a_sample_do_not_move_gamma(name, elements):
+    assert float(trained_by_a_perfect_model(AIMED, OBJECTIVES[name], scale=elements).sampler.gamma) == 5
+
+
+@pytest.mark.parametrize("name", ["x0", "v", "flow"])
+def test_sums_of_data_with_few_dimensions_do_not_move_gamma(name):
+    """60 elements that are all alike are found at an SNR of 3, and with three times the losses at 10."""
+    spec = AIMED.replace("0.2", "0.02")
+    for scale in (1, 3):
+        assert float(trained_by_a_perfect_model(spec, OBJECTIVES[name], scale=scale, alike=60).sampler.gamma) == 5
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_gamma_goes_no_further_than_what_the_scale_of_the_data_tells(name):
+    """An error that no level is without is not followed to the least noise."""
+    recipe = trained_by_a_perfect_model(AIMED.replace("0.2", "0.05"), OBJECTIVES[name], scale=0.9, extra=0.1 * VARIANCE)
+    assert float(recipe.sampler.gamma) == pytest.approx((1 / 0.05 - 1) / VARIANCE, rel=0.2)
 
 
 def test_gamma_moves_slowly_and_no_further_than_it_should():
