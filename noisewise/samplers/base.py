@@ -317,7 +317,7 @@ class Sampler(KeepsPrecision):
 
     @staticmethod
     def _mean_square(data: Tensor | None, device: torch.device) -> Tensor:
-        return torch.zeros((), device=device) if data is None else data.detach().float().square().mean()
+        return torch.zeros((), dtype=torch.float32, device=device) if data is None else data.detach().float().square().mean()
 
     def _look_at(self, u: Tensor) -> None:
         """An error if the first draw has left [0, 1]; to look at all of them would mean to wait for a GPU at every step."""

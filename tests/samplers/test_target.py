@@ -140,7 +140,7 @@ def test_sums_of_data_with_few_dimensions_do_not_move_gamma(name):
         assert float(trained_by_a_perfect_model(spec, OBJECTIVES[name], scale=scale, alike=60).sampler.gamma) == 5
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", ["eps", "x0", "v", "edm"])
 def test_gamma_goes_no_further_than_what_the_scale_of_the_data_tells(name):
     """An error that no level is without is not followed to the least noise."""
     recipe = trained_by_a_perfect_model(AIMED.replace("0.2", "0.05"), OBJECTIVES[name], scale=0.9, extra=0.1 * VARIANCE)
@@ -225,6 +225,30 @@ def test_data_that_is_no_number_is_forgotten():
             pass
     assert float(recipe.sampler.power) == pytest.approx(0.9 * before + 0.1)
     assert 5 < float(recipe.sampler.gamma) < 1.2 * FOUND
+
+
+@pytest.mark.parametrize("zero", [FINE < 0.3, FINE > 0.9, FINE > 0])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_losses_of_nothing_are_taken(name, zero):
+    objective, recipe = OBJECTIVES[name], noisewise.recipe(AIMED, OBJECTIVES[name])
+    for step in range(30):
+        draw = recipe.sampler.sample(batch(step))
+        nothing = zero[(draw.u * len(FINE)).long().clamp(max=len(FINE) - 1)]
+        with recipe.sampler.observe(draw, perfect_losses(objective, draw.u).masked_fill(nothing, 0.0)):
+            pass
+    assert 5 <= float(recipe.sampler.gamma) < 1.2 * FOUND
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_gamma_is_kept_in_float32_whatever_the_default_is(data):
+    objective = OBJECTIVES["flow"]
+    torch.set_default_dtype(torch.float64)
+    try:
+        recipe = trained_by_a_perfect_model(AIMED, objective, 30, data=data)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert recipe.sampler.gamma.dtype == recipe.sampler.power.dtype == torch.float32
+    assert (float(recipe.sampler.gamma) > 5) == data
 
 
 def test_gamma_goes_on_bit_for_bit_after_a_resume():

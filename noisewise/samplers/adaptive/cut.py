@@ -50,7 +50,7 @@ def followed(
     checked = (place + math.log(power) - PLACES.get(objective.prediction, PLACE)).abs().argmin()
     if not losses[checked] <= SLACK * most[checked]:
         return gamma
-    height = torch.log(losses / weight / (error * power))
+    height = torch.log((losses / weight / (error * power)).clamp(min=1e-9))  # a loss of 0 has no logarithm
     return min(math.exp(crossing(place, height)), (1 / error - 1) / power)
 
 
