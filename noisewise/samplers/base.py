@@ -195,8 +195,8 @@ class Sampler(KeepsPrecision):
         return nullcontext()
 
     def wants_mean_square(self) -> bool:
-        """Whether `feedback` learns from the data's mean square at this step."""
-        return False
+        """Whether `feedback` learns from the data's mean square at this step; by default, whether that of a part does."""
+        return any(part.wants_mean_square() for part in self.children() if isinstance(part, Sampler))
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> "Sampler":
         """Give the sampler the model and its optimizer, for samplers that differentiate the model or look ahead."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import noisewise
-from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective, Uniform
+from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective, Sampler, Uniform
 from noisewise.looking.monitor import mean_objective
 from noisewise.samplers.adaptive.cut import crossing
 from noisewise.samplers.correction import Correction, target_ratio
@@ -174,6 +174,35 @@ def test_gamma_moves_inside_other_samplers_and_goes_on_after_a_resume(name):
     trained_by_a_perfect_model(WRAPPED[name], objective, recipe=resumed)
     for key, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[key], value), key
+
+
+class Reversed(Sampler):
+    """A sampler of somebody else, made of another."""
+
+    constant, has_target = False, True
+
+    def __init__(self, process, of):
+        super().__init__(process, correction=of.correction)
+        self.of = of
+
+    def density(self, u, x0=None):
+        return self.of.density(u, x0)
+
+    def quantile(self, v, x0=None):
+        return self.of.quantile(1 - v, x0)
+
+    def target_weight(self, u):
+        return self.of.target_weight(u)
+
+    def feedback(self, draw, losses, loss_at):
+        return self.of.feedback(draw, losses, loss_at)
+
+
+def test_gamma_moves_inside_a_sampler_of_your_own():
+    objective = OBJECTIVES["v"]
+    recipe = noisewise.Recipe(Reversed(objective.process, noisewise.recipe(AIMED, objective).sampler), objective=objective)
+    trained_by_a_perfect_model(None, objective, recipe=recipe)
+    assert float(learner(recipe).gamma) == pytest.approx(FOUND, rel=0.2)
 
 
 @pytest.mark.parametrize(("name", "bound"), [(name, "high=0.5") for name in ("x0", "flow", "edm")] + [("flow", "low=0.3")])
