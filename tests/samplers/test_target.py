@@ -245,6 +245,31 @@ def test_accumulated_batches_count_as_one():
     assert float(recipe.sampler.power) == pytest.approx(0.9 * before + 0.1 * (4 + 0) / 2)
 
 
+def test_one_absurd_batch_hardly_moves_gamma():
+    objective, spec = OBJECTIVES["eps"], AIMED.replace("error=0.2", "error=0.05")
+    recipe = trained_by_a_perfect_model(spec, objective)
+    before = float(recipe.sampler.gamma), float(recipe.sampler.power)
+    draw = recipe.sampler.sample(255 * batch(0))
+    with recipe.sampler.observe(draw, perfect_losses(objective, draw.u)):
+        pass
+    assert before[1] < float(recipe.sampler.power) < 2 * before[1]
+    trained_by_a_perfect_model(spec, objective, 200, recipe=recipe)
+    assert float(recipe.sampler.gamma) == pytest.approx(before[0], rel=0.2)
+
+
+@pytest.mark.parametrize(("factor", "error"), [(0.3, 0.2), (3.0, 0.05)])
+def test_gamma_follows_data_of_another_scale(factor, error):
+    objective = OBJECTIVES["v"]
+    recipe = trained_by_a_perfect_model(AIMED.replace("0.2", f"{error}"), objective)
+    for step in range(400):
+        draw = recipe.sampler.sample(factor * batch(step))
+        power = VARIANCE * factor**2
+        snr = objective.process.log_snr(draw.u).exp()
+        with recipe.sampler.observe(draw, power / (1 + power * snr) * (1 + snr)):
+            pass
+    assert float(recipe.sampler.gamma) == pytest.approx((1 / error - 1) / power, rel=0.3)
+
+
 def test_data_that_is_no_number_is_forgotten():
     recipe = trained_by_a_perfect_model(AIMED, OBJECTIVES["eps"], 20)
     before = float(recipe.sampler.power)

@@ -149,11 +149,12 @@ class AdaptiveSampler(Learner):
         self.propose(mass)
 
     def see(self, mean_square: Tensor) -> None:
-        """Take in the mean square of this rank's batch. Data that are no numbers, or all 0, do not count."""
+        """Take in the mean square of this rank's batch. Data that are no numbers, or all 0, do not count, and a single batch
+        that is far too large counts little."""
         known = torch.isfinite(mean_square) & (mean_square > 0)
         total, count = distributed.gather_sum(torch.stack([torch.where(known, mean_square, 0.0), known.to(mean_square)]))
         now = total / count
-        power = torch.where(self.power > 0, torch.lerp(self.power, now, 0.1), now)
+        power = torch.where(self.power > 0, torch.lerp(self.power, torch.minimum(now, 10 * self.power), 0.1), now)
         self.power.copy_(torch.where(count > 0, power, self.power))
 
     def follow(self, losses: Tensor, seen: Tensor) -> None:
