@@ -1,8 +1,10 @@
 """correction=target: whatever a learning sampler draws, and whatever weighting the loop has, the target is what is trained."""
 
 import copy
+import json
 import pickle
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +12,9 @@ import torch
 import noisewise
 from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective, Sampler, Uniform
 from noisewise.looking.monitor import mean_objective
-from noisewise.samplers.adaptive.cut import crossing
+from noisewise.samplers.adaptive.cut import ERROR, GROW, crossing, followed
 from noisewise.samplers.correction import Correction, target_ratio
-from noisewise.spec import build_weighting
+from noisewise.spec import build_process, build_weighting
 from noisewise.weighting import P2, WEIGHTINGS, MinSNR, NoWeight, OfLogSNR, Weighting
 
 OBJECTIVES = {
@@ -145,6 +147,28 @@ def test_gamma_goes_no_further_than_what_the_scale_of_the_data_tells(name):
     """An error that no level is without is not followed to the least noise."""
     recipe = trained_by_a_perfect_model(AIMED.replace("0.2", "0.05"), OBJECTIVES[name], scale=0.9, extra=0.1 * VARIANCE)
     assert float(recipe.sampler.gamma) == pytest.approx((1 / 0.05 - 1) / VARIANCE, rel=0.2)
+
+
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def test_losses_of_recorded_runs_are_taken_for_what_they_are():
+    """Held-out losses of all runs of CIFAR-10 and of its small images, after as many steps as gamma waits: no false alarm."""
+    checked = 0
+    for name, power in (("cifar10-v1-confirmation", 0.2576), ("cifar10-v2-runs", 0.2576), ("thumbnails", 0.2119)):
+        for line in (RECORDED / f"{name}.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            if row.get("held_out") and row["step"] >= GROW:
+                objective = Objective(build_process(row["process"]), row.get("prediction", "eps"))
+                losses = torch.tensor(row["held_out"])
+                u, strata = (torch.arange(len(losses)) + 0.5) / len(losses), len(losses) // 2
+                losses = (MinSNR().weights(objective, u) * losses).view(strata, 2).mean(1)
+                seen, edges = torch.ones(strata, dtype=torch.bool), torch.arange(strata + 1) / strata
+                found = [followed(5.0, ERROR, power, n * losses, seen, edges, objective) for n in (1, 4, 3072)]
+                assert 2 < found[0] < 25, row
+                assert found[0] != 5 == found[1] == found[2], row
+                checked += 1
+    assert checked > 100
 
 
 def test_gamma_moves_slowly_and_no_further_than_it_should():
