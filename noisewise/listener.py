@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.autograd import Variable
 
 from noisewise import distributed
@@ -22,6 +23,10 @@ from noisewise.samplers import Draw, LossAt, Sampler
 MOST = 500  # batches without a step: nobody accumulates so many
 UNHEARD = 100  # times in a row that gradients were zeroed without a step: a GradScaler finds its scale in far fewer
 SCALING = ("grad_scale", "found_inf")  # what GradScaler sets on an optimizer that handles overflow itself
+
+# torch.compile goes around what depends on the step, which it would compile anew each time. torch.compiler.disable would do
+# the same, but import the compiler at once.
+untraced = _disable_dynamo
 
 
 class StepSkipped(Exception):
@@ -94,6 +99,7 @@ class Listener:
 
     # Backward passes ------------------------------------------------------------------------------------------------
 
+    @untraced
     def _backward_begins(self, handed: Handed, _: Tensor) -> None:
         if self._gradients_are_gone():
             self.pending = [one for one in self.pending if one is handed or not one.done]
@@ -140,6 +146,7 @@ class Listener:
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
+    @untraced
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         if self.learning:
             return None
@@ -198,6 +205,7 @@ class Listener:
             )
         self._unseen = []
 
+    @untraced
     def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """End the sampler's block: it learns."""
         if self.learning or self.block is None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from noisewise import distributed
 from noisewise.levels import check_per_sample
-from noisewise.listener import Listener
+from noisewise.listener import Listener, untraced
 from noisewise.objective import Objective
 from noisewise.processes import Process, check_same
 from noisewise.running import KeepsPrecision
@@ -109,6 +109,7 @@ class Recipe(KeepsPrecision):
             self._listener.remove()
             self._listener = None
 
+    @untraced
     def sample(self, x0: Tensor | int, *, generator: torch.Generator | None = None) -> Draw:
         """Draw a noise level for each sample of x0: `draw.time` for the model, `draw.u`, `draw.alpha`, `draw.sigma`.
 
@@ -140,6 +141,7 @@ class Recipe(KeepsPrecision):
         finally:
             self.sampler.micro = micro
 
+    @untraced
     def loss(self, draw: Draw, losses: Tensor, loss_at: LossAt | None = None) -> Tensor:
         """The weighted mean of the losses, to call `.backward()` on.
 
@@ -150,6 +152,7 @@ class Recipe(KeepsPrecision):
         """
         return self.weigh(draw, losses, loss_at).mean()
 
+    @untraced
     def weigh(self, draw: Draw, losses: Tensor, loss_at: LossAt | None = None) -> Tensor:
         """The weighted losses, one per sample, for loops that average themselves. Call this or `loss`, once for each draw."""
         learns = self._check(draw, losses, loss_at)

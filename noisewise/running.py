@@ -93,7 +93,7 @@ class RunningLoss(KeepsPrecision):
     """
 
     rise = 1.1
-    first = 100  # calls that look at the batch's median: later, intervals have more losses
+    first = 100  # losses an interval, and calls, for which the batch's median is looked at: later, intervals have enough
     many = 10  # outliers, and more than one in `rare` calls; a few are usual in a long training
     rare = 100
 
@@ -165,8 +165,9 @@ class RunningLoss(KeepsPrecision):
         """Which losses are finite, also with their weights, and which of those are outliers."""
         count, _, total = self.sums
         limits = (total * (0.0064 * count).add((count - 4) ** -1.5, alpha=500))[where]  # NaN where too few were seen
-        if self.calls < self.first and len(squares):
-            median = squares.sort().values[(len(squares) - 1) // 2]  # NaN counts as large; nanmedian would wait for a GPU
+        n = len(squares)
+        if n and self.calls * n < self.first * max(n, len(self.bins)):
+            median = squares.sort().values[(n - 1) // 2]  # NaN counts as large; nanmedian would wait for a GPU
             limits = torch.where(limits > 0, limits, 1e6 * median)
         finite = (squares if weighted is None else torch.maximum(squares, weighted * weighted)) < LARGEST**2
         return finite, finite & (squares > limits) & (limits > 0)  # nothing but zeros so far sets no limit

@@ -56,7 +56,7 @@ def bits(key: int | Sequence[int], n: int, device: torch.device | str = "cpu") -
     counter = torch.arange(1, n + 1, dtype=torch.int64, device=device) * _signed(GOLDEN)
     if isinstance(key, int):
         return _mix(counter + _signed(key))
-    keys = torch.tensor([_signed(one) for one in key], dtype=torch.int64).to(device, non_blocking=True)
+    keys = torch.tensor([_signed(one) for one in key], dtype=torch.int64, device="cpu").to(device, non_blocking=True)
     return _mix(counter + keys[:, None])
 
 

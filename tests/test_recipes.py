@@ -670,3 +670,59 @@ def test_no_host_synchronisation_between_updates(spec, accumulate):
             step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+# compiled loops ----------------------------------------------------------------------------------------------------------
+
+
+def steps_of(spec, whole, compiler=lambda step: step):
+    """Draws and losses of 24 steps, of which all or all but the update is one function."""
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2)
+    recipe, optimizer = noisewise.recipe(spec, OBJECTIVE), torch.optim.SGD(net.parameters(), lr=1e-2)
+    recipe.attach(optimizer)
+
+    def step(x0, noise):
+        draw = recipe.sample(x0)
+        x = draw.alpha * x0 + draw.sigma * noise
+        losses = (net(torch.cat([x, draw.time[:, None] / 1000], 1)) - noise).square().mean(1)
+        loss = recipe.loss(draw, losses)
+        if whole:
+            update(loss)
+        return loss, draw.u
+
+    def update(loss):
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step, found = compiler(step), []
+    for number in range(24):
+        x0, noise = torch.randn(2, 16, 2, generator=torch.Generator().manual_seed(number))
+        loss, u = step(x0, noise)
+        if not whole:
+            update(loss)
+        found.append((loss.detach(), u))
+    return found, recipe
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("spec", ["uniform", "adaptive:warmup=0,every=2", "window:of=(adaptive:warmup=0,every=2),high=0.9+p2"])
+def test_a_compiled_step_is_compiled_once_and_trains_alike(spec, whole):
+    graphs = []
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    expected, eager = steps_of(spec, whole)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        found, compiled = steps_of(spec, whole, lambda step: torch.compile(step, backend=counting))
+    torch._dynamo.reset()
+    assert 1 <= len(graphs) <= 8  # parts between what is left out, whatever the number of steps
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+    for name, value in eager.state_dict().items():
+        assert torch.equal(compiled.state_dict()[name], value), name

@@ -306,6 +306,15 @@ def test_an_outlier_at_the_very_first_is_bounded_by_its_batch(n):
     assert running.mean()[0].item() <= (10 * 0.5 if n > 1 else 1e6)
 
 
+def test_an_outlier_is_bounded_by_its_batch_as_long_as_intervals_have_few_losses():
+    """After 200 batches of 4, a thousand intervals have none, or one or two."""
+    running, generator = settled(bins=1000, n=4, steps=200)
+    running.update(torch.rand(4, generator=generator), torch.tensor([0.5, 0.5, 1e6, 0.5]))
+    assert int(running.outliers) == 1
+    assert float(running.mean().max()) < 100
+    running.update(torch.empty(0), torch.empty(0))  # a rank without losses
+
+
 def test_a_target_that_weighs_one_timestep_a_thousandfold_makes_no_outliers():
     running, generator = RunningLoss(even_edges(4)), torch.Generator().manual_seed(0)
     total = torch.zeros(4)

@@ -169,3 +169,10 @@ def test_the_gpu_gives_the_same_bits():
 def test_wrong_arguments_are_explained(images, draw, shape, message):
     with pytest.raises(ValueError, match=message):
         normals(0, images, draw, shape)
+
+
+def test_numbers_of_several_keys_are_made_where_they_are_asked_for():
+    expected = uniforms([1, 2, 3], 8, "cpu")
+    with torch.device("meta"):  # somebody's default device
+        found = uniforms([1, 2, 3], 8, "cpu")
+    assert torch.equal(found, expected)

@@ -52,6 +52,8 @@ class Draw:
     """How many dimensions x0 has, and its type."""
     r: Tensor | None = None
     """The second level of a pair, as a quantile, never above u; only `pairs` draws it."""
+    mean_square: Tensor | None = None
+    """Of the data, where the sampler learns from it at this step; 0 if it was given their number alone."""
 
     @cached_property
     def alpha(self) -> Tensor:
@@ -100,6 +102,8 @@ class Draw:
         parts = {name: [getattr(draw, name) for draw in draws] for name in ("u", "time", "weight", "density", "x0", "r")}
         joined: dict[str, Any] = dict.fromkeys(parts)
         joined |= {name: torch.cat(part) for name, part in parts.items() if all(one is not None for one in part)}
+        if squares := [draw.mean_square for draw in draws if draw.mean_square is not None]:
+            joined["mean_square"] = torch.stack(squares).mean()
         return replace(draws[-1], **joined)
 
 
@@ -190,6 +194,10 @@ class Sampler(KeepsPrecision):
         """A context manager around the optimizer step; learning samplers override it."""
         return nullcontext()
 
+    def wants_mean_square(self) -> bool:
+        """Whether `feedback` learns from the data's mean square at this step; by default, whether that of a part does."""
+        return any(part.wants_mean_square() for part in self.children() if isinstance(part, Sampler))
+
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> "Sampler":
         """Give the sampler the model and its optimizer, for samplers that differentiate the model or look ahead."""
         for part in self.children():
@@ -224,6 +232,7 @@ class Sampler(KeepsPrecision):
         if not self._looked:
             self._look_at(u)
         second = self._second(u, generator)
+        square = self._mean_square(data, device) if self.wants_mean_square() else None
         self.micro += 1
         if self.micro == FORGOTTEN and not self.constant:
             warnings.warn(
@@ -233,7 +242,7 @@ class Sampler(KeepsPrecision):
                 stacklevel=2,
             )
         like = (1, torch.float32) if data is None else (data.ndim, data.dtype if data.is_floating_point() else torch.float32)
-        return Draw(u, self.process.time(u), weight, density, self._kept(data), n, self.process, like, second)
+        return Draw(u, self.process.time(u), weight, density, self._kept(data), n, self.process, like, second, square)
 
     def observe(
         self, draw: Draw | Sequence[Draw], losses: Tensor | Sequence[Tensor] | None = None, loss_at: LossAt | None = None
@@ -305,6 +314,10 @@ class Sampler(KeepsPrecision):
     def _second(self, u: Tensor, generator: torch.Generator | None) -> Tensor | None:
         """The second level of a pair, for samplers that draw pairs."""
         return None
+
+    @staticmethod
+    def _mean_square(data: Tensor | None, device: torch.device) -> Tensor:
+        return torch.zeros((), dtype=torch.float32, device=device) if data is None else data.detach().float().square().mean()
 
     def _look_at(self, u: Tensor) -> None:
         """An error if the first draw has left [0, 1]; to look at all of them would mean to wait for a GPU at every step."""

@@ -49,6 +49,9 @@ class Combined(Sampler):
     def feedback(self, draw: Draw, losses: Tensor | None, loss_at: LossAt | None) -> AbstractContextManager[None]:
         return self.active().feedback(draw, losses, loss_at)
 
+    def wants_mean_square(self) -> bool:
+        return self.active().wants_mean_square()
+
     def active(self) -> Sampler:
         """The part that learns from this step: `of`, unless there are several."""
         part = self.get_submodule("of")

@@ -68,6 +68,10 @@ class Pairs(Combined):
         self._refresh()
         return self.table.draw(v)[0]
 
+    def wants_mean_square(self) -> bool:
+        """No: losses of r < t are no errors in x0."""
+        return False
+
     def joint(self, r: Tensor, t: Tensor) -> Tensor:
         """p(r, t) of the pairs with r < t, with respect to area; a share of all, `equal` or more, lies on r = t besides."""
         self._refresh()

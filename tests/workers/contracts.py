@@ -17,7 +17,7 @@ import noisewise
 from noisewise import DDPM, Objective
 from noisewise.distributed import whole
 from tests.samplers.specs import ALL_SPECS
-from tests.samplers.test_target import AIMED, trained_by_a_perfect_model
+from tests.samplers.test_target import AIMED, WRAPPED, learner, trained_by_a_perfect_model
 from tests.samplers.toy import Toy
 
 SHARDED = [
@@ -86,8 +86,10 @@ def main(out: Path, table: str) -> None:
     strata = noisewise.recipe("uniform", DDPM.linear(), draws="stratified").sampler
     result["stratified"] = [strata.sample(32).u.tolist() for _ in range(5)]
     result["gradients"] = [measured_gradients(larger) for larger in (None, 0, 1)]
-    moved = trained_by_a_perfect_model(AIMED, Objective(DDPM.linear()), 30, seed=rank).sampler
-    result["gamma"] = [float(moved.gamma), float(moved.power)]
+    result["gamma"] = []
+    for spec in (AIMED, WRAPPED["window"]):
+        moved = learner(trained_by_a_perfect_model(spec, Objective(DDPM.linear()), 30, seed=rank))
+        result["gamma"].append([float(moved.gamma), float(moved.power)])
     finish(out, result)
 
 

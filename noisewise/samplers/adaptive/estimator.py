@@ -90,10 +90,12 @@ class LossEstimator(Estimator):
         with torch.no_grad():
             batch = self.running.update(draw.u, losses, sampler.target_of_plain(draw.u))
             sampler.skipped.count(batch[3].sum())
+            if draw.mean_square is not None:
+                sampler.see(draw.mean_square)
             if self.due(sampler.step + 1):
                 mean = self.running.mean().clamp(min=0)
                 sampler.settle(mean**self.power * sampler.table.widths)
-                sampler.follow(mean)
+                sampler.follow(mean, self.running.seen)
 
     def due(self, step: int) -> bool:
         """Whether the density is updated after this step."""

@@ -148,22 +148,31 @@ class AdaptiveSampler(Learner):
             mass = widths
         self.propose(mass)
 
-    def follow(self, losses: Tensor) -> None:
+    def see(self, mean_square: Tensor) -> None:
+        """Take in the mean square of this rank's batch. Data that are no numbers, or all 0, do not count, and a single batch
+        that is far too large counts little."""
+        known = torch.isfinite(mean_square) & (mean_square > 0)
+        total, count = distributed.gather_sum(torch.stack([torch.where(known, mean_square, 0.0), known.to(mean_square)]))
+        now = total / count
+        power = torch.where(self.power > 0, torch.lerp(self.power, torch.minimum(now, 10 * self.power), 0.1), now)
+        self.power.copy_(torch.where(count > 0, power, self.power))
+
+    def follow(self, losses: Tensor, seen: Tensor) -> None:
         """Let the gamma of the default target go on to where the model's error says, never below where it began.
 
         Args:
             losses: running losses in the strata, weighted with the target.
+            seen: which of the strata have had any.
         """
-        if not self._due():
+        if not self.wants_mean_square():
             return
-        self.power.copy_(distributed.gather_sum(self.power) / distributed.world_size())
         gamma, power = max(float(self.gamma), self.first_gamma), float(self.power)
         if power > 0:
-            goal = followed(gamma, self.error * power, power, losses, self.table.edges, self.process)
+            goal = followed(gamma, self.error, power, losses, seen, self.table.edges, self.objective)
             self.gamma.fill_(gamma * (max(goal, self.first_gamma) / gamma) ** PACE)
             self._aim()
 
-    def _due(self) -> bool:
+    def wants_mean_square(self) -> bool:
         """Whether this step's update moves gamma."""
         step, estimator = self.step + 1, self.estimator
         return self.moves and step >= self.grow and isinstance(estimator, LossEstimator) and estimator.due(step)
@@ -202,9 +211,6 @@ class AdaptiveSampler(Learner):
         return self._draw(v, x0)[0]
 
     def _draw(self, v: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        if x0 is not None and self._due():
-            now = x0.detach().float().square().mean()
-            self.power.copy_(torch.where(self.power > 0, torch.lerp(self.power, now, 0.1), now))
         if x0 is None or not self.conditional:
             return super()._draw(v, None)
         u, density = replayed(self._draw_rows, self.estimator, v, x0)
