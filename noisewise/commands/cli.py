@@ -9,7 +9,9 @@ words that are no options of its own are in `args.settings`.
 
 import importlib
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -97,10 +99,13 @@ def _reporting_errors(command: Callable[[], int], signals: Acknowledged) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its end
         return 141
     except KeyboardInterrupt:
-        signals.say()
+        if not signals.ending:
+            signals.say()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is tidied up: more of them need no traceback
         return 130
     except Exception as error:
-        if signals.interrupted and isinstance(error, ImportError | SystemError):  # what some C extensions make of Ctrl-C
+        if signals.ending:  # C extensions and importers make other errors of Ctrl-C
             return 130
         if os.environ.get("NOISEWISE_TRACEBACK") or not isinstance(error, REPORTED):
             raise
