@@ -222,6 +222,26 @@ def test_a_run_goes_on_with_a_lower_learning_rate_and_keeps_it(tmp_path):
     assert [(row["step"], row["lr"]) for row in rows] == [(3, 0.003), (6, 0.003), (9, 0.0001), (12, 0.0001)]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_encode_where_the_same_command_goes_on(number, tmp_path, capsys, monkeypatch, own_interrupt):
+    from diffusers import AutoencoderKL
+
+    from noisewise.training.display import Count
+
+    AutoencoderKL(**SMALL, latent_channels=2).eval().save_pretrained(tmp_path / "vae")
+    np.save(tmp_path / "images.npy", np.zeros((12, 3, 8, 8), np.uint8))
+    words = ["encode", "--source=array", f"--data={tmp_path / 'images.npy'}", f"--autoencoder={tmp_path / 'vae'}"]
+    words += ["--device=cpu", "--batch=4", f"--out={tmp_path / 'latents'}"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Count, "reach", lambda self, done: done == 8 and signal.raise_signal(number))
+        assert main(words) == 130
+    assert "Traceback" not in capsys.readouterr().err
+    assert json.loads((tmp_path / "latents.partial" / "progress.json").read_text())["done"] == 8
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert main(words) == 0
+    assert not (tmp_path / "latents.partial").exists()
+
+
 @pytest.mark.parametrize("patient", [False, True])
 def test_an_error_that_ctrl_c_was_turned_into_is_not_told(patient, capsys, monkeypatch, own_interrupt):
     """As importers of large libraries do; but what goes wrong while a run is still being saved is."""
