@@ -5,9 +5,10 @@ name (`--optimizer.lr 1e-4`). The names of samplers, weightings and processes ar
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from operator import attrgetter
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_type_hints
 
 from noisewise import recipes
 from noisewise.objective import LossKind, Objective, Prediction
@@ -226,6 +227,10 @@ class Config:
 
     def check(self) -> None:
         """Raise ValueError for settings that cannot work, before anything is built."""
+        for group in (self, *(part for part in vars(self).values() if is_dataclass(part))):
+            for name, hint in get_type_hints(type(group)).items():
+                if getattr(group, name) is None and NoneType not in get_args(hint):
+                    raise ValueError(f"{name} must have a value, got null")
         for name in (*POSITIVE, *NOT_NEGATIVE):
             value, most = attrgetter(name)(self), LIMITS.get(name, 2**63)
             if value is None:
