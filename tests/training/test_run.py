@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from noisewise import distributed
 from noisewise.commands.cli import main
 from noisewise.data import Synthetic
 from noisewise.generation.run_samples import draw_samples
@@ -607,3 +608,17 @@ def test_no_preset_and_no_run_that_goes_on_takes_them(tmp_path, monkeypatch):
     for words in (["--preset=digits"], [f"--out={tmp_path}", "--resume"], [f"--out={tmp_path / 'new'}", "--resume"]):
         assert main(["train", *words]) == 0
     assert [(config.batch, config.steps) for config in begun] == [(192, 2000), (32, 7), (128, 5000)]
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.001, [1, 11]), (0.3, [1, 4, 7, 10]), (5.0, list(range(1, 13)))])
+def test_processes_ask_one_another_often_enough_to_be_stopped_in_time(seconds, expected, tmp_path, monkeypatch):
+    run, asked = Run(tiny(out=str(tmp_path / "run"))), []
+    with monkeypatch.context() as two:
+        two.setattr(distributed, "world_size", lambda: 2)
+        two.setattr(distributed, "largest", lambda number, device: number)
+        for run.trainer.step in range(1, 13):
+            run.trainer.seconds = run.trainer.step * seconds
+            run._plan_agreement(0, 0.0)
+            asked += [run.trainer.step] * run._agreeing
+    run.close()
+    assert asked == expected
