@@ -9,7 +9,9 @@ words that are no options of its own are in `args.settings`.
 
 import importlib
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -82,9 +84,18 @@ def run_command(parser: Parser, words: list[str]) -> int:
     return status
 
 
+LONGEST = 2000  # characters of a message: a value in somebody's file may have millions
+
+
+def _shown(message: object) -> str:
+    """What is said, fit for a terminal."""
+    text = printable(str(message))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+
+
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
     """A sentence for the user, without the place in the code."""
-    print(f"noisewise: warning: {printable(str(message))}", file=sys.stderr)
+    print(f"noisewise: warning: {_shown(message)}", file=sys.stderr)
 
 
 def _reporting_errors(command: Callable[[], int], signals: Acknowledged) -> int:
@@ -97,15 +108,18 @@ def _reporting_errors(command: Callable[[], int], signals: Acknowledged) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its end
         return 141
     except KeyboardInterrupt:
-        signals.say()
+        if not signals.ending:
+            signals.say()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is tidied up: more of them need no traceback
         return 130
     except Exception as error:
-        if signals.interrupted and isinstance(error, ImportError | SystemError):  # what some C extensions make of Ctrl-C
+        if signals.ending:  # C extensions and importers make other errors of Ctrl-C
             return 130
         if os.environ.get("NOISEWISE_TRACEBACK") or not isinstance(error, REPORTED):
             raise
         extras = "; this command needs the extras: pip install 'noisewise[train]'"
-        print(f"noisewise: {printable(str(error))}{extras * isinstance(error, ModuleNotFoundError)}", file=sys.stderr)
+        print(f"noisewise: {_shown(error)}{extras * isinstance(error, ModuleNotFoundError)}", file=sys.stderr)
         if not isinstance(error, PLAIN):
             print("(set NOISEWISE_TRACEBACK=1 to see where this happened)", file=sys.stderr)
         return 1

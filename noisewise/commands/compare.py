@@ -23,10 +23,10 @@ from noisewise.study.job import with_budget
 from noisewise.study.launch import add_launcher_options, chosen_launcher
 from noisewise.study.measure import CPU_IMAGES, about, evaluation_seconds, needs_inception, said_fewer
 from noisewise.study.outcome import LOG, PLAN, Comparison, Outcome, Plan
-from noisewise.training.components import build_parts, open_source, with_network
+from noisewise.training.components import build_parts, open_source, said_picked, usual_on_cpu, with_network
 from noisewise.training.config import Config
 from noisewise.training.ema import mostly_initial
-from noisewise.training.options import config_parser, parse_config, read_mapping, with_files
+from noisewise.training.options import parse_fitting, read_mapping, with_files
 from noisewise.training.run import check_name
 from noisewise.training.signals import StopRequest
 from noisewise.words import printable
@@ -77,7 +77,10 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("give --process or --schedules, not both")
     if args.data_options and not args.data:
         raise ValueError("--data-options are settings of --data, which is not given")
-    config = parse_config(config_parser(), with_files(args.settings, args.preset), args.parser.flags())
+    usual = (lambda config: {}) if args.preset else usual_on_cpu
+    config, picked = parse_fitting(with_files(args.settings, args.preset), args.parser.flags(), usual)
+    if "batch" in picked:
+        print(said_picked({"batch": config.batch}))
     config = with_network(with_budget(config, args.budget))
     check_name(config.name)
     planned = config.evaluation

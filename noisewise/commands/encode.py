@@ -14,6 +14,7 @@ from noisewise.commands.parser import Parser
 from noisewise.data import SOURCES, open_data
 from noisewise.training.display import Count
 from noisewise.training.options import read_mapping
+from noisewise.training.signals import StopRequest
 
 
 def add_options(parser: Parser) -> None:
@@ -33,6 +34,11 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    with StopRequest() as stop, stop.at_once():  # SIGTERM too ends it in good order
+        return _encode(args)
+
+
+def _encode(args: argparse.Namespace) -> int:
     from noisewise.data.encoding import encode  # which needs diffusers: seconds
 
     source = open_data(args.source, args.data, split=args.split, options=args.options)

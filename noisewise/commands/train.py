@@ -7,14 +7,17 @@ noisewise train --resume --out runs/first --steps 8000
 
 import argparse
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 from noisewise.commands import evaluate
 from noisewise.commands.parser import Parser
 from noisewise.generation.run_samples import draw_samples, evaluation_solver, quick_solver
 from noisewise.models.build import check_trusted, is_import_path, remember
+from noisewise.training.components import said_picked, usual_on_cpu
 from noisewise.training.display import Shown
-from noisewise.training.options import config_parser, parse_config, preset_names, with_files
+from noisewise.training.options import config_parser, parse_config, parse_fitting, preset_names, with_files
 from noisewise.training.run import dry_run, train
 from noisewise.training.signals import StopRequest
 
@@ -51,15 +54,21 @@ def run(args: argparse.Namespace) -> int:
     parser, resume = config_parser(), args.resume or args.resume_from is not None
     stored = Path(args.out) / "config.yaml" if args.out and resume else None
     given = with_files([*args.settings, *(["--out", args.out] if args.out else [])], args.preset)
-    config = parse_config(parser, given, args.parser.flags(), stored)
+    picked: dict[str, Any] = {}
+    if args.preset or (stored is not None and os.path.lexists(stored)):
+        config = parse_config(parser, given, args.parser.flags(), stored)
+    else:
+        config, picked = parse_fitting(given, args.parser.flags(), usual_on_cpu)
     if stored is not None and is_import_path(config.model.name):
         own = parser.parse_args(given)["model.name"] == config.model.name
         check_trusted(config.model.name, stored, [config.model.name] if own else args.trust)
         remember(config.model.name)
     main_process = os.environ.get("RANK", "0") == "0"
+    if main_process and (said := said_picked(picked)):
+        print(said, file=sys.stderr)
     if args.dry_run:
-        said = dry_run(config)
-        for name, value in said.items() if main_process else ():
+        measured = dry_run(config)
+        for name, value in measured.items() if main_process else ():
             print(f"{name:18s} {f'{value:,}' if isinstance(value, int) else value}")
         return 0
     evaluation_solver(config), quick_solver(config)  # what cannot be one is known now, not at the first picture

@@ -198,22 +198,33 @@ def fill(
     save_every: int,
     progress: Callable[[int], None] | None,
 ) -> None:
-    """Encode from row `done` on; progress is noted only once the rows are on disk."""
+    """Encode from row `done` on; progress is noted only once the rows are on disk, and when the user interrupts."""
     batch, n = settings["batch"], len(source)
-    for number, start in enumerate(range(done, n, batch), 1):
-        rows = np.arange(start, min(start + batch, n))
-        values, labels = source.read(rows)
-        found: dict[str, Tensor | None] = {**encoder(source.decode(values.to(encoder.device))), "labels": labels}
-        for name, array in arrays.items():
-            part = found[name]
-            assert part is not None
-            array[rows] = checked(part.cpu().numpy(), array.dtype, start)
-        if number % save_every == 0 or rows[-1] == n - 1:
-            for array in arrays.values():
-                array.flush()  # type: ignore[attr-defined]
-            write_json(partial / PROGRESS, {"done": int(rows[-1]) + 1, "settings": settings})
-        if progress is not None:
-            progress(int(rows[-1]) + 1)
+    try:
+        for number, start in enumerate(range(done, n, batch), 1):
+            rows = np.arange(start, min(start + batch, n))
+            values, labels = source.read(rows)
+            found: dict[str, Tensor | None] = {**encoder(source.decode(values.to(encoder.device))), "labels": labels}
+            for name, array in arrays.items():
+                part = found[name]
+                assert part is not None
+                array[rows] = checked(part.cpu().numpy(), array.dtype, start)
+            done = int(rows[-1]) + 1
+            if number % save_every == 0 or done == n:
+                note(done, arrays, partial, settings)
+            if progress is not None:
+                progress(done)
+    except KeyboardInterrupt:
+        if done:
+            note(done, arrays, partial, settings)
+        raise
+
+
+def note(done: int, arrays: dict[str, NDArray[Any]], partial: Path, settings: dict[str, Any]) -> None:
+    """Flush the rows to the disk, and say how many are there."""
+    for array in arrays.values():
+        array.flush()  # type: ignore[attr-defined]
+    write_json(partial / PROGRESS, {"done": done, "settings": settings})
 
 
 def checked(part: NDArray[Any], dtype: np.dtype[Any], start: int) -> NDArray[Any]:

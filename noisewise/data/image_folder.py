@@ -136,7 +136,7 @@ def split_folder(path: Path, split: str) -> tuple[Path, str | None]:
     if split != "train":
         if not (path / split).is_dir():
             raise FileNotFoundError(
-                f"{path} has no sub-folder {split!r}, so there is no such split: make one with pictures in it"
+                f"{path} has no sub-folder {split!r}, so there is no such split: move some of the pictures there, say a tenth"
             )
         return path / split, None
     inside = {entry.name for entry in path.iterdir() if entry.is_dir() and not hidden(entry.name)}

@@ -40,7 +40,12 @@ def build_model(name: str, options: Mapping[str, Any], *, shape: tuple[int, ...]
         if name in MODELS and any(isinstance(value, int | float) and not abs(value) <= LARGEST for value in values):
             raise ValueError(f"option {option!r} of model {name!r} must be at most {LARGEST:,}, got {options[option]}")
     from_data = {"shape": tuple(shape), "classes": classes}
-    model = maker(**options, **{key: value for key, value in from_data.items() if key in named})
+    try:
+        model = maker(**options, **{key: value for key, value in from_data.items() if key in named})
+    except TypeError as error:
+        if name not in MODELS:
+            raise  # of somebody's own code
+        raise ValueError(f"the options of model {name!r} are not of the kind that it takes: {error}") from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"model {name!r} must give a torch.nn.Module, got {type(model).__name__}")
     return model

@@ -10,6 +10,7 @@ Files are read with care: they may be damaged, edited, or of another version.
 """
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,15 @@ from noisewise.training.run_folder import COMPARISON, replace_file, settings_of
 
 FORMAT = 1  # of comparison.json
 PLAN, FAILURE, LOG = COMPARISON, "failure.json", "log.txt"
+ROW: dict[str, Any] = {  # of training, as far as anything is drawn from it
+    "step": int,
+    "seconds": float,
+    "loss": float | None,
+    "gradient_norm": float | None,
+    "loss_by_level": list[float | None],
+    "density_by_level": list[float],
+    "objective_by_level": list[float],
+}
 
 
 @dataclass(frozen=True)
@@ -150,8 +160,11 @@ class Outcome:
         path = self.folder / "metrics.jsonl"
         rows = [row for row in objects(path) if "kind" not in row]
         with reading(path):
-            if not all(fits(row["step"], int) and fits(row["seconds"], float) for row in rows):
-                raise ValueError("a row of training whose step or seconds are no number")
+            for row in rows:
+                if strange := [name for name, hint in ROW.items() if name in row and not fits(row[name], hint)]:
+                    raise ValueError(f"a row of training whose {strange[0]} is not what a run writes")
+                if not (0 <= row["step"] < 2**63 and 0 <= row["seconds"] < math.inf):
+                    raise ValueError("a row of training whose step or seconds cannot be")
         return rows
 
     def environment(self) -> dict[str, Any]:
@@ -254,4 +267,6 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, one) for one in get_args(hint))
     if inner := get_args(hint):
         return isinstance(value, get_origin(hint)) and all(fits(one, inner[0]) for one in value)
-    return isinstance(value, int | float if hint is float else hint)
+    if hint is float:
+        return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
+    return isinstance(value, hint)

@@ -1,6 +1,9 @@
 """What a configuration describes, built: process, objective, data, model."""
 
+import math
+import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -106,6 +109,32 @@ def usual_network(shape: tuple[int, ...], on_gpu: bool) -> dict[str, Any]:
         return {"channels": 16, "multipliers": multipliers, "blocks": 1, "attention": [], "dropout": 0.0}
     channels = 64 if max(shape[1:]) <= 32 else 128
     return {"channels": channels, "multipliers": multipliers, "blocks": 2, "dropout": 0.1}
+
+
+CPU_PIXELS = 2**16  # in a batch: about a second a step with the usual network, on two cores
+CPU_BATCH, CPU_STEPS = 8, 5000
+
+
+def usual_on_cpu(config: Config) -> dict[str, Any]:
+    """What takes the place of the defaults on a CPU, which are a GPU's: 128 pictures of 48 x 64 would take ten seconds a step.
+
+    Empty on a GPU, with several processes, and where micro-batches were chosen.
+    """
+    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    if on_gpu or config.accumulation > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return {}
+    fitting = CPU_PIXELS // math.prod(synthetic_source(config).shape[1:])
+    batch = max(CPU_BATCH, min(Config().batch, 2 ** max(0, fitting.bit_length() - 1)))
+    steps = {} if config.epochs or config.seconds else {"steps": CPU_STEPS}
+    return {"batch": batch, **steps, "checkpoint.every": 500, "log.every": 50}
+
+
+def said_picked(picked: Mapping[str, Any]) -> str:
+    """What to say of such settings; nothing of those that few will want to know."""
+    told = [name for name in ("batch", "steps") if name in picked]
+    ours = " and ".join(f"--{name} {picked[name]}" for name in told)
+    theirs = " and ".join(str(getattr(Config(), name)) for name in told)
+    return f"a CPU is slow, so {ours} instead of {theirs}; give your own to change that" if told else ""
 
 
 def open_source(config: Config, split: str = "train") -> Source:

@@ -5,9 +5,10 @@ name (`--optimizer.lr 1e-4`). The names of samplers, weightings and processes ar
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from operator import attrgetter
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_type_hints
 
 from noisewise import recipes
 from noisewise.objective import LossKind, Objective, Prediction
@@ -173,10 +174,11 @@ class Config:
         huber_delta: where Huber turns from quadratic to linear.
         sigma_data: the standard deviation of the data, for the edm prediction.
         sampler: how timesteps are drawn and losses weighted, as in "logit_normal+minsnr".
-        steps: optimizer steps.
+        steps: optimizer steps; `noisewise train` makes 5,000 on a CPU, without a preset.
         epochs: passes over the data, instead of steps.
         seconds: end after this much time in training steps, if that comes first; null for no limit.
-        batch: samples in one optimizer step, over all processes and accumulated micro-batches.
+        batch: samples in one optimizer step, over all processes and accumulated micro-batches; on a CPU fewer of larger
+            pictures, without a preset.
         accumulation: micro-batches in one optimizer step.
         precision: fp32, bf16, fp16, or auto (bf16 on a GPU that has it).
         device: auto, cpu or cuda.
@@ -226,6 +228,10 @@ class Config:
 
     def check(self) -> None:
         """Raise ValueError for settings that cannot work, before anything is built."""
+        for group in (self, *(part for part in vars(self).values() if is_dataclass(part))):
+            for name, hint in get_type_hints(type(group)).items():
+                if getattr(group, name) is None and NoneType not in get_args(hint):
+                    raise ValueError(f"{name} must have a value, got null")
         for name in (*POSITIVE, *NOT_NEGATIVE):
             value, most = attrgetter(name)(self), LIMITS.get(name, 2**63)
             if value is None:

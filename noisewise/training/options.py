@@ -7,7 +7,7 @@ import json
 import os
 import re
 from argparse import ArgumentError, ArgumentTypeError
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache
@@ -167,6 +167,21 @@ def parse_config(
     files = [str(file) for file in namespace.config or [] if file is not None]
     texts = [Path(file).read_text() for file in files if os.path.isfile(file)]
     return with_words(to_config(parser, namespace), texts, [word.partition("=")[0] for word in arguments])
+
+
+def parse_fitting(
+    arguments: list[str], others: Sequence[str], usual: Callable[[Config], Mapping[str, Any]]
+) -> tuple[Config, dict[str, Any]]:
+    """As `parse_config`, with defaults that `usual` finds for what is described; also those of them that nobody overrides."""
+    plain = parse_config(config_parser(), arguments, others)
+    defaults = dict(usual(plain))
+    if not defaults:
+        return plain, {}
+    parser = config_parser()
+    parser.set_defaults(defaults)
+    config = parse_config(parser, arguments, others)
+    before, after = flat(plain), flat(config)
+    return config, {name: value for name, value in defaults.items() if before[name] != after[name] == value}
 
 
 def _without_earlier_epochs(arguments: Sequence[str]) -> list[str]:

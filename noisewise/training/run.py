@@ -26,7 +26,8 @@ from noisewise.training.saving import Pending, Saver, begin_shards
 from noisewise.training.signals import StopRequest
 from noisewise.training.trainer import Trainer
 
-AGREE_EVERY = 10  # steps between two questions to all processes whether one was asked to stop
+AGREE_EVERY = 10  # steps between two questions to all processes, such as whether one was asked to stop, at the most
+AGREE_SECONDS = 1.0  # between two of them, unless a step takes longer: torchrun kills 30 s after SIGTERM
 NOTHING = float("inf")
 
 DrawSamples = Callable[["Run"], object]
@@ -80,6 +81,10 @@ class Run:
         self._saved: float = NOTHING  # the step of the last checkpoint, until others were removed for it
         self._saver = Saver()
         self._pending: Pending | None = None  # the save in the background
+        self._agreeing, self._agree_at = (
+            True,
+            0,
+        )  # whether processes ask one another now, and when next
         with distributed.together():
             if self.main:
                 self._changed = self.folder.begin(config, resume)
@@ -145,7 +150,9 @@ class Run:
     def advance(self, stop: StopRequest | None = None) -> Iterator[int]:
         """Train, yielding the step after each; ends at the end of the budget or, checkpoint saved, when asked to stop."""
         trainer, config = self.trainer, self.config
+        began = trainer.step, trainer.seconds
         for row in self._rows():
+            self._plan_agreement(*began)
             self.settle()
             if self._saved < trainer.step and not self._failing():  # a step was made from what was saved last: it is good
                 self._prune()
@@ -193,7 +200,15 @@ class Run:
     def _asked(self, stop: StopRequest) -> bool:
         if distributed.world_size() == 1:
             return stop.requested
-        return self.trainer.step % AGREE_EVERY == 0 and bool(distributed.largest(int(stop.requested), self.accelerator.device))
+        return self._agreeing and bool(distributed.largest(int(stop.requested), self.accelerator.device))
+
+    def _plan_agreement(self, step: int, seconds: float) -> None:
+        """Whether processes ask one another after this step, the same on all; `step` and `seconds` are those of the start."""
+        self._agreeing = self.trainer.step >= self._agree_at
+        if self._agreeing and distributed.world_size() > 1:
+            pace = (self.trainer.seconds - seconds) / max(1, self.trainer.step - step)
+            slowest = distributed.largest(int(1000 * pace), self.accelerator.device)
+            self._agree_at = self.trainer.step + max(1, min(AGREE_EVERY, int(1000 * AGREE_SECONDS) // max(1, slowest)))
 
     def _log(self, row: dict[str, Any]) -> None:
         with distributed.together():
@@ -222,7 +237,7 @@ class Run:
         """Take note of the end of a save in the background, and raise its error; all processes agree. `wait` for that end."""
         if self._pending is None:
             return
-        if not wait and distributed.world_size() > 1 and self.trainer.step % AGREE_EVERY:
+        if not wait and not self._agreeing:
             return  # it takes a question to all of them
         if not wait and distributed.largest(int(self._saver.busy), self.accelerator.device):
             return

@@ -15,7 +15,9 @@ _OPEN: "list[StopRequest]" = []  # those whose signals only set a flag, the inne
 
 
 class StopRequest:
-    """A context in which those signals only set a flag; a second Ctrl-C interrupts at once."""
+    """A context in which those signals only set a flag; a second Ctrl-C interrupts, and one more kills."""
+
+    noted = False  # whether any was asked in this command, and went on
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -52,8 +54,11 @@ class StopRequest:
         again = self.name is not None and number == signal.SIGINT
         self.urgent = self.urgent or again
         self.name = self.name if again else signal.Signals(number).name
+        if again:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is still being tidied up may take long
         if again or self.hasty:
             raise KeyboardInterrupt
+        StopRequest.noted = True
 
     @property
     def requested(self) -> bool:
@@ -72,8 +77,10 @@ class Acknowledged:
         self._pipe: tuple[int, int] | None = None
         self._before = -1
         self._once = threading.Lock()
+        self._answered = threading.Event()
 
     def __enter__(self) -> "Acknowledged":
+        StopRequest.noted = False
         pipe = os.pipe()
         os.set_blocking(pipe[1], False)
         try:
@@ -95,7 +102,17 @@ class Acknowledged:
         while number := os.read(end, 1):
             if number[0] in ASKING:
                 self.say(signal.Signals(number[0]))
+            elif not number[0]:
+                self._answered.set()
         os.close(end)
+
+    @property
+    def ending(self) -> bool:
+        """Whether a request has come, and the work ends where it is."""
+        if self._pipe is not None:  # the thread may not have come to it yet
+            os.write(self._pipe[1], b"\0")
+            self._answered.wait(1)
+        return self.interrupted and not StopRequest.noted
 
     def say(self, number: signal.Signals = signal.SIGINT) -> None:
         """Answer, if that was not done yet; in the first process alone."""
@@ -103,5 +120,5 @@ class Acknowledged:
             first, self.interrupted = not self.interrupted, True
         if first and os.environ.get("RANK", "0") == "0":
             patient = _OPEN and not _OPEN[-1].hasty
-            what = "finishing the step and saving; Ctrl-C once more ends at once" if patient else "ending"
+            what = "finishing the step and saving; Ctrl-C once more ends without that" if patient else "ending"
             print(f"\nnoisewise: {'Ctrl-C' if number == signal.SIGINT else number.name}: {what}", file=sys.stderr, flush=True)

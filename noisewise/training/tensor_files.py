@@ -144,6 +144,8 @@ class StoredPart(Mapping[str, Tensor]):
             high = min(max(last, low), stop)
             if low < high or not found:  # of no rows at all there is one piece without any
                 found.append(self._open(file).get_slice(name)[low - start : high - start])
+                if len(found[-1]) != high - low:  # or a single row would be repeated where others are missing
+                    raise ValueError(f"the index of {name} does not fit its shards")
         return torch.cat(found)
 
     def _open(self, file: str) -> Any:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from PIL import Image
 
 from noisewise import __version__
 from noisewise.commands.cli import COMMANDS, main
+from noisewise.training.signals import StopRequest
 from tests.data.small_autoencoder import SMALL
 from tests.training.tiny import DIT
 
@@ -31,6 +34,14 @@ def run(*command: str) -> subprocess.CompletedProcess:
 @pytest.fixture(autouse=True)
 def no_traceback_wanted(monkeypatch):
     monkeypatch.delenv("NOISEWISE_TRACEBACK", raising=False)
+
+
+@pytest.fixture
+def own_interrupt():
+    """Python's handler of Ctrl-C, and pytest's again afterwards: a command that was interrupted leaves none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def steps_of(out):
@@ -209,6 +220,46 @@ def test_a_run_goes_on_with_a_lower_learning_rate_and_keeps_it(tmp_path):
     assert main(["train", f"--out={out}", "--resume", "--steps=12"]) == 0  # nothing said: as before
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["lr"]) for row in rows] == [(3, 0.003), (6, 0.003), (9, 0.0001), (12, 0.0001)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_encode_where_the_same_command_goes_on(number, tmp_path, capsys, monkeypatch, own_interrupt):
+    from diffusers import AutoencoderKL
+
+    from noisewise.training.display import Count
+
+    AutoencoderKL(**SMALL, latent_channels=2).eval().save_pretrained(tmp_path / "vae")
+    np.save(tmp_path / "images.npy", np.zeros((12, 3, 8, 8), np.uint8))
+    words = ["encode", "--source=array", f"--data={tmp_path / 'images.npy'}", f"--autoencoder={tmp_path / 'vae'}"]
+    words += ["--device=cpu", "--batch=4", f"--out={tmp_path / 'latents'}"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Count, "reach", lambda self, done: done == 8 and signal.raise_signal(number))
+        assert main(words) == 130
+    assert "Traceback" not in capsys.readouterr().err
+    assert json.loads((tmp_path / "latents.partial" / "progress.json").read_text())["done"] == 8
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert main(words) == 0
+    assert not (tmp_path / "latents.partial").exists()
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_an_error_that_ctrl_c_was_turned_into_is_not_told(patient, capsys, monkeypatch, own_interrupt):
+    """As importers of large libraries do; but what goes wrong while a run is still being saved is."""
+    from noisewise.commands import preview
+
+    def work(args):
+        with StopRequest() if patient else nullcontext():
+            try:
+                signal.raise_signal(signal.SIGINT)
+                raise RuntimeError("the disk is full")
+            except KeyboardInterrupt:
+                raise RuntimeError("failed to import") from None
+
+    monkeypatch.setattr(preview, "run", work)
+    assert main(["preview", "--scheduler=linear"]) == (1 if patient else 130)
+    said = capsys.readouterr().err
+    assert "failed to import" not in said
+    assert ("the disk is full" in said) == patient
 
 
 def test_encode_and_then_train_on_the_latents(tmp_path, capsys):

@@ -129,6 +129,28 @@ def test_a_report_draws_any_number(change, tmp_path, call):
     assert call(REPORT)[0] == 0
 
 
+NO_ROWS = [
+    {"loss": [1]},
+    {"loss": "\u202e"},
+    {"loss_by_level": True},
+    {"density_by_level": [[1]]},
+    {"density_by_level": {"class_path": "os.system"}},
+    {"objective_by_level": "9" * 5000},
+    {"step": 10**30},
+    {"seconds": float("nan")},
+]
+
+
+@pytest.mark.parametrize("change", NO_ROWS, ids=str)
+def test_a_row_that_no_run_writes_is_refused_by_the_report(change, tmp_path, call):
+    path = copy_of_run(tmp_path) / "metrics.jsonl"
+    rows = path.read_text().splitlines()
+    path.write_text("\n".join([*rows[:-1], json.dumps({**json.loads(rows[-1]), **change})]) + "\n")
+    status, said = call(REPORT)
+    assert (status, len(said.splitlines())) == (1, 1)
+    assert "metrics.jsonl cannot be read" in said
+
+
 PIPES = ["generated/step-00000012-seed-0/generation.json", "generated/step-00000012-seed-0/00000000.png"]
 
 
@@ -170,6 +192,19 @@ def test_a_network_of_impossible_size_is_refused(value, tmp_path, call):
     (run / "config.yaml").write_text(text.replace("depth: 1", f"depth: {value}"))
     status, said = call(GENERATE)
     assert (status, "depth" in said) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("was", "value"),
+    [("depth: 1", "depth: null"), ("sigma_data: 0.5", "sigma_data: null"), ("name: dit", f"name: '{'9' * 10**5}'")],
+)
+def test_a_setting_of_another_kind_or_of_any_length_is_refused_in_a_line(was, value, tmp_path, call):
+    run = copy_of_run(tmp_path)
+    text = (run / "config.yaml").read_text()
+    assert was in text
+    (run / "config.yaml").write_text(text.replace(was, value))
+    status, said = call(GENERATE)
+    assert (status, len(said.splitlines()), len(said) < 5000) == (1, 1, True)
 
 
 @pytest.mark.parametrize("name", ["name", "process", "sampler", "model.name", "data.source"])

@@ -10,15 +10,17 @@ import pytest
 import torch
 from PIL import Image
 
+from noisewise import distributed
+from noisewise.commands.cli import main
 from noisewise.data import Synthetic
 from noisewise.generation.run_samples import draw_samples
 from noisewise.models import build_model
 from noisewise.training import checkpoint
-from noisewise.training.components import usual_network, with_network
-from noisewise.training.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig
+from noisewise.training.components import usual_network, usual_on_cpu, with_network
+from noisewise.training.config import CheckpointConfig, Config, DataConfig, ModelConfig, OptimizerConfig
 from noisewise.training.display import Progress
 from noisewise.training.guard import Diverged
-from noisewise.training.options import load_config, load_preset
+from noisewise.training.options import as_yaml, load_config, load_preset, parse_fitting
 from noisewise.training.run import Run, default_folder, dry_run, train
 from tests.training.tiny import DIT, differing, own, tiny
 
@@ -555,3 +557,68 @@ def test_a_run_without_a_network_picks_one_and_keeps_it(tmp_path):
 def test_options_without_a_name_are_those_of_a_unet():
     model = with_network(tiny(model=ModelConfig(options={"channels": 8}))).model
     assert (model.name, model.options) == ("unet", {"channels": 8})
+
+
+# Defaults for a CPU
+
+
+def fitting(*arguments):
+    """What is parsed for data of 3 x 48 x 64 that are not there, and what was picked."""
+    return parse_fitting(["--data.source=folder", "--data.shape=[3, 48, 64]", *arguments], (), usual_on_cpu)
+
+
+@pytest.mark.parametrize(("shape", "batch"), [((1, 8, 8), 128), ((3, 32, 32), 64), ((3, 48, 64), 16), ((3, 512, 512), 8)])
+def test_on_a_cpu_larger_pictures_come_in_smaller_batches(shape, batch, monkeypatch):
+    config = Config(data=DataConfig(source="folder", shape=shape))
+    assert usual_on_cpu(config)["batch"] == batch
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert usual_on_cpu(config) == {}
+    assert usual_on_cpu(replace(config, device="cpu"))["batch"] == batch
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        ("--batch=48", "batch", 48),
+        ("--batch=128", "batch", 128),  # what it would be on a GPU is a choice too
+        ("--steps=100000", "steps", 100_000),
+        ("--epochs=3", "steps", 100_000),
+        ("--seconds=60", "steps", 100_000),
+        ("--accumulation=32", "batch", 128),
+    ],
+)
+def test_what_is_given_holds_on_a_cpu_too(given, name, value, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    usual, picked = fitting()
+    assert (usual.batch, usual.steps) == (picked["batch"], picked["steps"]) == (16, 5000)
+    for arguments in ([given], ["--config", str(tmp_path / "mine.yaml")]):
+        (tmp_path / "mine.yaml").write_text(given.removeprefix("--").replace("=", ": "))
+        config, picked = fitting(*arguments)
+        assert getattr(config, name) == value
+        assert name not in picked
+
+
+def test_no_preset_and_no_run_that_goes_on_takes_them(tmp_path, monkeypatch):
+    from noisewise.commands import train as command
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    begun = []
+    monkeypatch.setattr(command, "train", lambda config, **more: begun.append(config) or tmp_path)
+    (tmp_path / "config.yaml").write_text(as_yaml(Config(batch=32, steps=7)))
+    for words in (["--preset=digits"], [f"--out={tmp_path}", "--resume"], [f"--out={tmp_path / 'new'}", "--resume"]):
+        assert main(["train", *words]) == 0
+    assert [(config.batch, config.steps) for config in begun] == [(192, 2000), (32, 7), (128, 5000)]
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.001, [1, 11]), (0.3, [1, 4, 7, 10]), (5.0, list(range(1, 13)))])
+def test_processes_ask_one_another_often_enough_to_be_stopped_in_time(seconds, expected, tmp_path, monkeypatch):
+    run, asked = Run(tiny(out=str(tmp_path / "run"))), []
+    with monkeypatch.context() as two:
+        two.setattr(distributed, "world_size", lambda: 2)
+        two.setattr(distributed, "largest", lambda number, device: number)
+        for run.trainer.step in range(1, 13):
+            run.trainer.seconds = run.trainer.step * seconds
+            run._plan_agreement(0, 0.0)
+            asked += [run.trainer.step] * run._agreeing
+    run.close()
+    assert asked == expected

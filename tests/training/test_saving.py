@@ -192,6 +192,16 @@ def test_any_rows_come_back_from_any_shards(tmp_path):
             assert torch.equal(part.rows("x", first, last), whole[first:last])
 
 
+def test_a_shard_with_fewer_rows_than_its_index_says_is_refused(tmp_path):
+    write_tensors(tmp_path / "0", {"x": torch.ones(4, 2)})
+    write_tensors(tmp_path / "1", {"x": torch.ones(1, 2)})
+    part = StoredPart(tmp_path, ["0", "1"], {"x": [("0", 0, 4), ("1", 4, 8)]})
+    assert len(part.rows("x", 0, 5)) == 5
+    for read in (lambda: part["x"], lambda: part.rows("x", 4, 8), lambda: part.rows("x", 5, 7)):
+        with pytest.raises(ValueError, match="does not fit"):
+            read()
+
+
 @pytest.mark.parametrize(
     "index",
     [

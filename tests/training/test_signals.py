@@ -68,6 +68,7 @@ def test_a_second_interrupt_interrupts_at_once(first, own_handlers):
         assert stop.requested
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # a third would kill, however long it takes to tidy up
     assert all(signal.getsignal(number) is own_handlers for number in ASKING)
 
 
