@@ -81,10 +81,8 @@ class Run:
         self._saved: float = NOTHING  # the step of the last checkpoint, until others were removed for it
         self._saver = Saver()
         self._pending: Pending | None = None  # the save in the background
-        self._agreeing, self._agree_at = (
-            True,
-            0,
-        )  # whether processes ask one another now, and when next
+        self._agreeing = True  # whether processes ask one another after this step
+        self._agree_at = 0  # and the step of the next time
         with distributed.together():
             if self.main:
                 self._changed = self.folder.begin(config, resume)
