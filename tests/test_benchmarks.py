@@ -13,6 +13,7 @@ import torch
 
 import noisewise
 from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, Objective
+from noisewise.commands.cli import main
 from noisewise.report.page import write_report
 from noisewise.spec import SpecError
 from noisewise.study.job import with_budget
@@ -474,6 +475,27 @@ def test_the_half_hour_run_goes_on_where_it_was_stopped(benchmark, tmp_path, mon
     assert row["step"] == row["config"]["steps"]
     assert row["config"]["optimizer"]["cooldown"] == round(0.2 * row["step"])
     assert (tmp_path / "runs" / "uniform.png").exists()
+
+
+# solvers ----------------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_judged_by_another_solver_once(benchmark, started, tmp_path, monkeypatch, capsys):
+    """Each row is what `noisewise evaluate` says, here in this process, beside what the run was."""
+    solvers, file = benchmark("solvers"), tmp_path / "rows.jsonl"
+    here = argparse.Namespace(run=lambda words, **_: argparse.Namespace(returncode=main(words[3:])), PIPE=None, STDOUT=None)
+    monkeypatch.setattr(solvers, "subprocess", here)
+    folder = str(started.folder.path)
+    words = ["solvers.py", folder, "--images", "40", "--precision", "fp32", "--workers", "1", "--json", str(file), "--solver"]
+    for solver in ("ddpm:steps=3", "ddim:steps=3", "ddpm:steps=3"):
+        monkeypatch.setattr("sys.argv", [*words, solver])
+        solvers.main()
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(row["solver"], row["step"], row["sampler"]) for row in rows] == [
+        (solver, 6, started.config.sampler) for solver in ("ddpm:steps=3", "ddim:steps=3")
+    ]
+    assert rows[0]["digits-frechet"] != rows[1]["digits-frechet"]
+    assert "1 of them in the file already" in capsys.readouterr().out
 
 
 # thumbnails -------------------------------------------------------------------------------------------------------------
