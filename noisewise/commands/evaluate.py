@@ -173,10 +173,9 @@ def foretell(args: argparse.Namespace, trained: Trained, real: Source, network: 
     held_out = 0.0
     with suppress(FileNotFoundError, ValueError):  # there may be no such data
         held_out = min(args.heldout, len(open_own(args, trained.config, "test"))) * len(args.grid) * forward
-    print(
-        f"on this CPU, if it stays as busy as it is, {about(generating + measuring + held_out)} at most: {args.count:,} images "
-        f"{about(generating)}, their features and those of real ones {about(measuring)}, held-out loss {about(held_out)}"
-    )
+    said = {f"{args.count:,} images": generating, "their features and those of real ones": measuring, "held-out loss": held_out}
+    each = ", ".join(f"{what} {about(seconds)}" for what, seconds in said.items() if seconds)
+    print(f"on this CPU, if it stays as busy as it is, {about(sum(said.values()))} at most: {each}")
 
 
 def check_options(args: argparse.Namespace, is_run: bool) -> None:
