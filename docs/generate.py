@@ -40,6 +40,7 @@ MADE: dict[str, Callable[..., str]] = {
     "v2-map": long.what_pictures_want,
     "v2-solvers": long.by_solver,
     "small-images": long.small_images,
+    "small-images-solvers": long.small_images_by_solver,
     "small-images-map": long.small_images_want,
     "v2-branches": long.branches,
     "v2-losses": long.losses_by_tenth,

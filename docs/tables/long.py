@@ -163,24 +163,22 @@ def what_pictures_want() -> str:
 
 
 def by_solver() -> str:
-    """FID beside uniform's after the same steps, by the solver along the way and by 1000 ancestral steps."""
+    """FID beside uniform's after the same steps, by the solver along the way and by others."""
 
-    def key(row: dict[str, Any]) -> tuple[str, int, int, str]:
-        return row["process"], row["seed"], row["step"], row["sampler"]
-
-    usual = {key(row): row["distance"] for row in rows("cifar10-v2-runs.jsonl")}
-    other = {key(row): row["fid"] for row in rows("cifar10-v2-solvers.jsonl")}
+    usual, others = {}, {}
+    for row in rows("cifar10-v2-runs.jsonl"):
+        usual[about(row, NAMES.get(spec_now(row), row["method"]))] = row["distance"]
+    for row in rows("cifar10-v2-solvers.jsonl"):
+        known = others.setdefault(row["solver"], {})
+        known[about(row, NAMES.get(spec_now(row), row["sampler"]))] = row["fid"]
     lines = []
-    for *where, spec in sorted(other):
-        if spec == "uniform":
-            continue
-        for name, known in (("DDIM, 50 steps", usual), ("1000 ancestral steps", other)):
-            own, uniform = known[*where, spec], known[*where, "uniform"]
-            process, seed, step = where
-            lines.append(
-                [process, str(seed), f"{step:,}", f"`{spec}`", name, f"{uniform:.1f}", f"{own:.1f}", f"{own / uniform:.2f}"]
-            )
-    return table(["process", "seed", "steps", "spec", "solver", "uniform's FID", "FID", "ratio"], lines)
+    for process, seed, method, step in sorted({where for known in others.values() for where in known}):
+        for name, known in [("DDIM, 50 steps", usual), *((f"`{solver}`", known) for solver, known in sorted(others.items()))]:
+            own, uniform = (known.get((process, seed, one, step)) for one in (method, "uniform"))
+            if method != "uniform" and own and uniform:
+                cells = [process, str(seed), f"{step:,}", method, name]
+                lines.append([*cells, f"{uniform:.1f}", f"{own:.1f}", f"{own / uniform:.2f}"])
+    return table(["process", "seed", "steps", "method", "solver", "uniform's FID", "FID", "ratio"], lines)
 
 
 def small_images() -> str:
@@ -198,6 +196,24 @@ def small_images() -> str:
         cells = [f"{curve[mark] / base[mark]:.2f}" if mark in curve and mark in base else "–" for mark in marks]
         lines.append([process, judge, str(seed), f"`{spec}`", *cells])
     return table(["process", "classifier", "seed", "spec", *(f"{mark:,}" for mark in marks)], lines)
+
+
+def small_images_by_solver() -> str:
+    """Distances over uniform's by the solver along the way and by others, at the marks and for the specs that others judged."""
+    found: dict[tuple[str, int, str], dict[str, dict[int, float]]] = {}
+    for row in rows("thumbnails.jsonl"):
+        if row.get("classifier"):
+            curves = found.setdefault((row["process"], row["seed"], row["spec"]), {})
+            curves.setdefault(row.get("solver", ""), {})[row["step"]] = row["distance"]
+    found = {run: curves for run, curves in found.items() if len(curves) > 1}
+    marks = sorted({step for curves in found.values() for solver, curve in curves.items() if solver for step in curve})
+    lines = []
+    for process, seed, spec in sorted(found, key=lambda run: (*run[:2], run[2] != "uniform", run[2])):
+        for solver, curve in sorted(found[process, seed, spec].items()):
+            base = dict.fromkeys(marks, 1.0) if spec == "uniform" else found[process, seed, "uniform"][solver]
+            cells = [f"{curve[mark] / base[mark]:.2f}" if mark in curve and mark in base else "–" for mark in marks]
+            lines.append([process, str(seed), f"`{spec}`", f"`{solver}`" if solver else "DDIM, 30 steps", *cells])
+    return table(["process", "seed", "spec", "solver", *(f"{mark:,}" for mark in marks)], lines)
 
 
 def small_images_want() -> str:
