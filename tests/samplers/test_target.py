@@ -159,7 +159,7 @@ def test_losses_of_recorded_runs_are_taken_for_what_they_are():
         for line in (RECORDED / f"{name}.jsonl").read_text().splitlines():
             row = json.loads(line)
             if row.get("held_out") and row["step"] >= GROW:
-                objective = Objective(build_process(row["process"]), row.get("prediction", "eps"))
+                objective = Objective(build_process(row["process"]), row.get("prediction"))  # else the process's own
                 losses = torch.tensor(row["held_out"])
                 u, strata = (torch.arange(len(losses)) + 0.5) / len(losses), len(losses) // 2
                 losses = (MinSNR().weights(objective, u) * losses).view(strata, 2).mean(1)
