@@ -74,7 +74,7 @@ def evaluate(job: dict[str, Any], args: argparse.Namespace) -> None:
         command += ["--count", str(args.images), "--precision", args.precision, "--heldout", "0", "--json", str(found)]
         said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if said.returncode:
-            raise SystemExit(f"solvers.py: {run}, step {job['step']}: {said.stdout.strip().splitlines()[-1]}")
+            raise SystemExit(f"solvers.py: step {job['step']} of {run} failed\n{said.stdout}")
         row = {**job, **json.loads(found.read_text())}
     append(args.json, row)
     print(f"{job['process']} {job['sampler']} seed {job['seed']}, step {job['step']}: {distance_of(row):.3f}", flush=True)
