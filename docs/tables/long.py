@@ -163,22 +163,20 @@ def what_pictures_want() -> str:
 
 
 def by_solver() -> str:
-    """FID beside uniform's after the same steps, by the solver along the way and by others."""
-
-    usual, others = {}, {}
+    """FID by the solver along the way and by the papers', and both over uniform's after the same steps."""
+    usual, ancestral = {}, {}
     for row in rows("cifar10-v2-runs.jsonl"):
         usual[about(row, NAMES.get(spec_now(row), row["method"]))] = row["distance"]
     for row in rows("cifar10-v2-solvers.jsonl"):
-        known = others.setdefault(row["solver"], {})
-        known[about(row, NAMES.get(spec_now(row), row["sampler"]))] = row["fid"]
+        assert row["solver"] == "ddpm:steps=1000,variance=fixed_large"
+        ancestral[about(row, NAMES.get(spec_now(row), row["sampler"]))] = row["fid"]
     lines = []
-    for process, seed, method, step in sorted({where for known in others.values() for where in known}):
-        for name, known in [("DDIM, 50 steps", usual), *((f"`{solver}`", known) for solver, known in sorted(others.items()))]:
-            own, uniform = (known.get((process, seed, one, step)) for one in (method, "uniform"))
-            if method != "uniform" and own and uniform:
-                cells = [process, str(seed), f"{step:,}", method, name]
-                lines.append([*cells, f"{uniform:.1f}", f"{own:.1f}", f"{own / uniform:.2f}"])
-    return table(["process", "seed", "steps", "method", "solver", "uniform's FID", "FID", "ratio"], lines)
+    for process, seed, method, step in sorted(ancestral, key=lambda run: (run[0], run[3], run[2] != "uniform", run[2])):
+        own, uniform = ([known[process, seed, one, step] for known in (usual, ancestral)] for one in (method, "uniform"))
+        ratios = ("" if method == "uniform" else f"{mine / other:.2f}" for mine, other in zip(own, uniform, strict=True))
+        lines.append([process, str(seed), f"{step:,}", method, *(f"{fid:.1f}" for fid in own), *ratios])
+    heads = ["DDIM-50", "ancestral"]
+    return table(["process", "seed", "steps", "method", *heads, *(f"{head} over uniform's" for head in heads)], lines)
 
 
 def small_images() -> str:
