@@ -55,10 +55,6 @@ class Estimator(nn.Module):
         return RowHistogram(sampler.masses(x0), sampler.table)
 
 
-if TYPE_CHECKING:
-    from noisewise.samplers.adaptive.sampler import AdaptiveSampler
-
-
 class LossEstimator(Estimator):
     """Kingma & Gao 2023, grown up: mass proportional to (mean target loss of the stratum)^power, from the losses that
     training produces anyway.
