@@ -154,7 +154,7 @@ class DDPM(Discrete):
     """
 
     def __init__(self, betas: Tensor) -> None:
-        betas = torch.as_tensor(betas).detach().double().cpu()
+        betas = torch.as_tensor(betas, device="cpu").detach().double()
         if betas.ndim != 1 or len(betas) == 0:
             raise ValueError(f"betas must be a vector of at least one value, got shape {tuple(betas.shape)}")
         if not bool(((betas > 0) & (betas <= 1)).all()):
@@ -176,29 +176,29 @@ class DDPM(Discrete):
     @classmethod
     def linear(cls, steps: int = 1000, beta_start: float = 1e-4, beta_end: float = 0.02) -> "DDPM":
         """Ho et al. 2020: betas evenly spaced."""
-        return cls(torch.linspace(beta_start, beta_end, _at_least_one(steps), dtype=torch.float64))
+        return cls(torch.linspace(beta_start, beta_end, _at_least_one(steps), dtype=torch.float64, device="cpu"))
 
     @classmethod
     def quadratic(cls, steps: int = 1000, beta_start: float = 1e-4, beta_end: float = 0.02) -> "DDPM":
         """Square roots of the betas evenly spaced (diffusers' "scaled_linear")."""
         if not (beta_start >= 0 and beta_end >= 0):
             raise ValueError(f"betas must lie in (0, 1], got beta_start={beta_start} and beta_end={beta_end}")
-        return cls(torch.linspace(beta_start**0.5, beta_end**0.5, _at_least_one(steps), dtype=torch.float64) ** 2)
+        return cls(torch.linspace(beta_start**0.5, beta_end**0.5, _at_least_one(steps), dtype=torch.float64, device="cpu") ** 2)
 
     @classmethod
     def cosine(cls, steps: int = 1000, offset: float = 0.008, max_beta: float = 0.999) -> "DDPM":
         """Nichol & Dhariwal 2021, Eq. 17."""
-        t = torch.arange(_at_least_one(steps) + 1, dtype=torch.float64) / steps
+        t = torch.arange(_at_least_one(steps) + 1, dtype=torch.float64, device="cpu") / steps
         bar = torch.cos((t + offset) / (1 + offset) * math.pi / 2) ** 2
         return cls((1 - bar[1:] / bar[:-1]).clamp(max=max_beta))
 
     @classmethod
     def from_alphas_cumprod(cls, alphas_cumprod: Tensor) -> "DDPM":
         """From the cumulative products, which must fall; a last value of 0 means zero terminal SNR."""
-        bar = torch.as_tensor(alphas_cumprod).detach().double().cpu()
+        bar = torch.as_tensor(alphas_cumprod, device="cpu").detach().double()
         if bar.ndim != 1 or len(bar) == 0:
             raise ValueError(f"alphas_cumprod must be a vector of at least one value, got shape {tuple(bar.shape)}")
-        before = torch.cat([torch.ones(1, dtype=torch.float64), bar[:-1]])
+        before = torch.cat([bar.new_ones(1), bar[:-1]])
         if not bool(((bar >= 0) & (bar < before)).all()):
             raise ValueError("alphas_cumprod must fall from below 1 and never be negative")
         self = cls.__new__(cls)

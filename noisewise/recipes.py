@@ -44,8 +44,9 @@ def recipe(spec: str, objective: Objective | Process, **settings: Any) -> "Recip
     if not isinstance(spec, str):
         raise TypeError(f"recipe takes the spec first, a string such as 'adaptive', then the objective; got {repr(spec)[:80]}")
     process, known = split_objective(objective, None, "second")
-    sampler, weighting = build_parts(spec, process, known, settings)
-    return Recipe(sampler, weighting, known, spec)
+    with torch.device("cpu"):  # where all of it begins, whatever the caller's default device; it follows the batches
+        sampler, weighting = build_parts(spec, process, known, settings)
+        return Recipe(sampler, weighting, known, spec)
 
 
 class Recipe(KeepsPrecision):

@@ -124,7 +124,7 @@ class OfLogSNR(Weighting):
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        values = function(torch.linspace(-30, 30, 601))
+        values = function(torch.linspace(-30, 30, 601, device="cpu"))
         if not bool((torch.isfinite(values) & (values >= 0)).all()):
             raise ValueError("a weighting must be finite and nowhere negative for log SNRs from -30 to 30")
         self.function = function
@@ -213,9 +213,12 @@ class OfProcess(Weighting):
         self._key = (type(self).__name__, *settings)
 
     def forward(self, objective: Objective, u: Tensor) -> Tensor:
-        process = objective.process
-        table = process.cached(self._key, u, lambda: self.table(process))
+        table = objective.process.cached(self._key, u, lambda: self._made(objective.process))
         return table[interval(u, len(table))]
+
+    def _made(self, process: Process) -> Tensor:
+        with torch.device("cpu"):  # whatever the caller's default device
+            return self.table(process)
 
     def table(self, process: Process) -> Tensor:
         """The weights, least noise first."""
@@ -260,7 +263,7 @@ class VLB(OfProcess):
 def vlb_coefficients(process: DDPM, variance: str = "large") -> Tensor:
     """c_t in float64: the weight of the eps-loss (a mean over elements) in the variational bound, in nats per element."""
     beta, bar = process.betas, process.alphas_cumprod
-    before = torch.cat([torch.ones(1, dtype=torch.float64), bar[:-1]])
+    before = torch.cat([bar.new_ones(1), bar[:-1]])
     spread = beta
     if variance == "small":
         spread = beta * (1 - before) / (1 - bar)
@@ -341,9 +344,10 @@ class Learned(KeepsPrecision, Weighting):
             raise ValueError(f"features must be >= 1, got {features}")
         check_size("features", features, 10_000)
         generator = torch.Generator().manual_seed(seed)
-        self.register_buffer("frequencies", torch.randn(features, generator=generator, dtype=torch.float32))
-        self.register_buffer("phases", 2 * math.pi * torch.rand(features, generator=generator, dtype=torch.float32))
-        self.coefficients = nn.Parameter(torch.zeros(features, dtype=torch.float32))
+        with torch.device("cpu"):  # as the generator
+            self.register_buffer("frequencies", torch.randn(features, generator=generator, dtype=torch.float32))
+            self.register_buffer("phases", 2 * math.pi * torch.rand(features, generator=generator, dtype=torch.float32))
+            self.coefficients = nn.Parameter(torch.zeros(features, dtype=torch.float32))
 
     def log_variance(self, log_snr: Tensor) -> Tensor:
         """s(log SNR), zero before training."""

@@ -6,9 +6,10 @@ import torch
 from diffusers import DDPMScheduler
 
 import noisewise
-from noisewise import DDPM, SAMPLERS, Flow, Objective, SpecError
+from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, Flow, Objective, SpecError
 from noisewise.samplers import AdaptiveSampler, Laplace, Mix, Product, Uniform
 from noisewise.weighting import MinSNR
+from tests.samplers.specs import ALL_SPECS
 
 
 @pytest.mark.parametrize(
@@ -184,6 +185,36 @@ def test_a_process_that_is_made_twice_is_one(default):
         Mix(process, Laplace(same))
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("spec", [*ALL_SPECS, *WEIGHTINGS])
+def test_a_recipe_is_made_alike_whatever_the_default_device(spec, tmp_path):
+    np.save(tmp_path / "table.npy", np.linspace(0.2, 2.0, 50))
+    spec, x0 = spec.replace("{table}", str(tmp_path / "table.npy")), torch.zeros(6, 3, 4, 4)
+    expected = noisewise.recipe(spec, DDPM.linear())
+    with torch.device("meta"):
+        found = noisewise.recipe(spec, DDPM.linear())
+    assert found.state_dict().keys() == expected.state_dict().keys()
+    for name, value in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value), name
+    first, second = expected.sample(x0), found.sample(x0)
+    assert torch.equal(first.u, second.u)
+    assert torch.equal(first.weight, second.weight)
+    weights = (one.weighting.weights(one.objective, first.u) for one in (expected, found))
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_a_process_is_made_alike_whatever_the_default_device(name):
+    u = torch.linspace(0.01, 0.99, 9)
+    with torch.device("meta"):
+        process = PROCESSES[name]()
+        log_snr = process.log_snr(u)
+    assert torch.equal(log_snr, PROCESSES[name]().log_snr(u))
+    if isinstance(process, DDPM):
+        with torch.device("meta"):
+            again = DDPM.from_alphas_cumprod(process.alphas_cumprod)
+        assert torch.equal(again.log_snr(u), log_snr)
 
 
 @pytest.mark.parametrize(
