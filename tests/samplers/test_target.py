@@ -12,6 +12,7 @@ import torch
 import noisewise
 from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective, Sampler, Uniform
 from noisewise.looking.monitor import mean_objective
+from noisewise.running import RunningLoss
 from noisewise.samplers.adaptive.cut import ERROR, GROW, crossing, followed
 from noisewise.samplers.correction import Correction, target_ratio
 from noisewise.spec import build_process, build_weighting
@@ -163,8 +164,11 @@ def test_losses_of_recorded_runs_are_taken_for_what_they_are():
                 losses = torch.tensor(row["held_out"])
                 u, strata = (torch.arange(len(losses)) + 0.5) / len(losses), len(losses) // 2
                 losses = (MinSNR().weights(objective, u) * losses).view(strata, 2).mean(1)
-                seen, edges = torch.ones(strata, dtype=torch.bool), torch.arange(strata + 1) / strata
-                found = [followed(5.0, ERROR, power, n * losses, seen, edges, objective) for n in (1, 4, 3072)]
+                running = RunningLoss(torch.arange(strata + 1) / strata)
+                found = []
+                for n in (1, 4, 3072):
+                    running.sums[:2] = torch.stack([torch.ones(strata), n * losses])
+                    found.append(followed(running, objective, 5.0, ERROR, power))
                 assert 2 < found[0] < 25, row
                 assert found[0] != 5 == found[1] == found[2], row
                 checked += 1

@@ -89,9 +89,8 @@ class LossEstimator(Estimator):
             if draw.mean_square is not None:
                 sampler.see(draw.mean_square)
             if self.due(sampler.step + 1):
-                mean = self.running.mean().clamp(min=0)
-                sampler.settle(mean**self.power * sampler.table.widths)
-                sampler.follow(mean, self.running.seen)
+                sampler.settle(self.running.mean().clamp(min=0) ** self.power * sampler.table.widths)
+                sampler.follow(self.running)
 
     def due(self, step: int) -> bool:
         """Whether the density is updated after this step."""

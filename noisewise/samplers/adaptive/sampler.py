@@ -17,6 +17,7 @@ from noisewise.feedback import replayed
 from noisewise.levels import check_size
 from noisewise.objective import Objective
 from noisewise.processes import Process
+from noisewise.running import RunningLoss
 from noisewise.samplers.adaptive.cut import ERROR, GROW, PACE, followed
 from noisewise.samplers.adaptive.estimator import Estimator, LossEstimator
 from noisewise.samplers.adaptive.lookahead import LookaheadEstimator
@@ -157,18 +158,14 @@ class AdaptiveSampler(Learner):
         power = torch.where(self.power > 0, torch.lerp(self.power, torch.minimum(now, 10 * self.power), 0.1), now)
         self.power.copy_(torch.where(count > 0, power, self.power))
 
-    def follow(self, losses: Tensor, seen: Tensor) -> None:
-        """Let the gamma of the default target go on to where the model's error says, never below where it began.
-
-        Args:
-            losses: running losses in the strata, weighted with the target.
-            seen: which of the strata have had any.
-        """
+    def follow(self, running: RunningLoss) -> None:
+        """Let the gamma of the default target go on to where the model's error says, never below where it began; `running` has
+        losses weighted with the target."""
         if not self.wants_mean_square():
             return
         gamma, power = max(float(self.gamma), self.first_gamma), float(self.power)
         if power > 0:
-            goal = followed(gamma, self.error, power, losses, seen, self.table.edges, self.objective)
+            goal = followed(running, self.objective, gamma, self.error, power)
             self.gamma.fill_(gamma * (max(goal, self.first_gamma) / gamma) ** PACE)
             self._aim()
 
