@@ -106,6 +106,17 @@ def posterior_variance(now: Level, then: Level) -> float:
     return added_variance(now, then)[1] * (then.sigma / now.sigma) ** 2
 
 
+def model_variance(now: Level, then: Level, variance: str) -> float:
+    """The variance of DDPM's p(x' | x).
+
+    "fixed_small" is beta-tilde, exact for data at a point. "fixed_large" is exact for data of unit variance: beta where the
+    process keeps the variance, and the same law in other coordinates where it does not.
+    """
+    if variance == "fixed_small":
+        return posterior_variance(now, then)
+    return added_variance(now, then)[1] * (then.alpha**2 + then.sigma**2) / (now.alpha**2 + now.sigma**2)
+
+
 def check_levels(levels: list[Level]) -> None:
     """Raise unless the noise falls from level to level."""
     for now, then in pairwise(levels):
@@ -139,8 +150,7 @@ class Ancestral:
     """DDPM (Ho et al. 2020, Algorithm 2), between any two levels.
 
     Args:
-        variance: "fixed_small" is exact for data at a point, "fixed_large" for data of unit variance (beta where the process
-            keeps the variance; the same law in other coordinates where it does not).
+        variance: "fixed_small" or "fixed_large", see `model_variance`.
     """
 
     variance: str = "fixed_small"
@@ -156,13 +166,8 @@ class Ancestral:
             x0 = path.x0(x, step.u)
             x = a * (then.sigma / now.sigma) ** 2 * x + then.alpha * added / now.sigma**2 * x0
             if then.sigma > 0:
-                x = x + math.sqrt(self._variance(now, then)) * path.fresh(step, x)
+                x = x + math.sqrt(model_variance(now, then, self.variance)) * path.fresh(step, x)
             yield x
-
-    def _variance(self, now: Level, then: Level) -> float:
-        if self.variance == "fixed_small":
-            return posterior_variance(now, then)
-        return added_variance(now, then)[1] * (then.alpha**2 + then.sigma**2) / (now.alpha**2 + now.sigma**2)
 
 
 @dataclass(frozen=True)

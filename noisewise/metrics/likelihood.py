@@ -6,9 +6,8 @@ For levels from the least noise to the most, 0 < ... < n - 1, and data x0 (Ho et
     level t  KL(q(x_{t-1} | x_t, x0) || p(x_{t-1} | x_t)), t >= 1, a Gaussian whose mean comes from the model's estimate of x0
     level 0  -ln p(x0 | x_0): the same Gaussian's mass in the bin of each pixel (Ho et al. 2020, Eq. 13)
 
-The variance of p is beta-tilde ("fixed_small", for level 0 see `decoder_variance`) or beta ("fixed_large"), generalised to any
-levels and any process as in `noisewise.generation.solver_methods`. For a DDPM with all its timesteps as levels this is the VLB
-of the papers.
+The variance of p is beta-tilde ("fixed_small", for level 0 see `decoder_variance`) or beta ("fixed_large"), for any levels and
+any process that of the solver "ddpm". For a DDPM with all its timesteps as levels this is the VLB of the papers.
 """
 
 import math
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from noisewise.data import Source
-from noisewise.generation.solver_methods import DATA, Denoise, Level, added_variance, posterior_variance
+from noisewise.generation.solver_methods import DATA, Denoise, Level, added_variance, model_variance, posterior_variance
 from noisewise.generation.spacing import grid
 from noisewise.processes import Process
 from noisewise.streams import normals
@@ -115,18 +114,14 @@ def variational_bound(
     return Bound(u, nats / count * bits, prior / count * bits, count, error * bits)
 
 
-def model_variance(now: Level, then: Level, variance: str) -> float:
-    """Of p(x_{t-1} | x_t)."""
-    return posterior_variance(now, then) if variance == "fixed_small" else added_variance(now, then)[1]
-
-
 def decoder_variance(ladder: list[Level], variance: str, discrete: bool) -> float:
     """Of p(x0 | x_0), where beta-tilde would be zero: a discrete process takes that of level 1, as the papers do.
 
     In continuous time that would tend to zero with more levels, and the bound to infinity; there it is beta in any case.
     """
     data, first, second = ladder[:3]
-    return model_variance(second, first, variance) if discrete and variance == "fixed_small" else added_variance(first, data)[1]
+    tilde = discrete and variance == "fixed_small"
+    return model_variance(second, first, variance) if tilde else model_variance(first, data, "fixed_large")
 
 
 def step_kl(x0: Tensor, guess: Tensor, now: Level, then: Level, spread: float) -> Tensor:

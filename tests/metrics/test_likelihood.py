@@ -10,9 +10,9 @@ from torch.distributions import Normal, kl_divergence
 
 from noisewise.data import Synthetic
 from noisewise.data.source import ArraySource
-from noisewise.generation.solver_methods import Level
+from noisewise.generation.solver_methods import Level, model_variance
 from noisewise.generation.spacing import default_spacing, grid
-from noisewise.metrics.likelihood import decoder_nats, model_variance, prior_kl, step_kl, variational_bound
+from noisewise.metrics.likelihood import decoder_nats, prior_kl, step_kl, variational_bound
 from noisewise.processes import DDPM, EDM, VE, VP, Flow
 
 PROCESSES = {"ddpm": DDPM.linear(20), "vp": VP(), "ve": VE(), "edm": EDM(), "flow": Flow()}
@@ -50,6 +50,25 @@ def test_with_the_small_variance_a_step_is_half_the_fall_in_signal_to_noise_time
         fall = (then.alpha / then.sigma) ** 2 - (now.alpha / now.sigma) ** 2
         found = step_kl(X0, GUESS, now, then, model_variance(now, then, "fixed_small"))
         torch.testing.assert_close(found, 0.5 * fall * errors, rtol=1e-6, atol=0)
+
+
+class Rescaled(VP):
+    """VP in the coordinates of VE: the same states, divided by alpha."""
+
+    def scales(self, u):
+        alpha, sigma = super().scales(u)
+        return torch.ones_like(alpha), sigma / alpha
+
+
+@pytest.mark.parametrize("variance", ["fixed_small", "fixed_large"])
+def test_a_model_has_one_bound_in_whatever_coordinates(variance):
+    def total(process):
+        def estimate(x, u):
+            return shrink(x / float(process.scales(u)[0]) * float(VP().scales(u)[0]), u)
+
+        return variational_bound(estimate, process, Synthetic((1, 4, 4)), images=4, levels=12, variance=variance).total
+
+    assert total(Rescaled()) == pytest.approx(total(VP()), rel=1e-5)
 
 
 def test_the_prior_term_is_the_divergence_from_the_marginal_of_unit_data():
