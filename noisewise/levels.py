@@ -69,9 +69,9 @@ def check_size(name: str, size: int, most: int = 100_000) -> int:
     return size
 
 
-def middles(n: int, device: torch.device | str = "cpu") -> Tensor:
+def middles(n: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
     """The middles of n equal intervals of [0, 1]."""
-    return (torch.arange(n, device=device, dtype=torch.float32) + 0.5) / n
+    return (torch.arange(n, device=device, dtype=dtype) + 0.5) / n
 
 
 def interval(u: Tensor, n: int) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from noisewise.levels import middles
 from noisewise.processes import Process
 
 GRID = 1000
@@ -17,9 +18,7 @@ THRESHOLD = 1e-4  # SpeeD's, of the increment of sqrt(1 - abar) at T = 1,000
 
 def noise_share(process: Process) -> Tensor:
     """1 - abar at the process's timesteps (or at GRID middles of u), float64."""
-    n = process.steps or GRID
-    u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
-    return torch.sigmoid(-process.log_snr(u))
+    return torch.sigmoid(-process.log_snr(middles(process.steps or GRID, dtype=torch.float64)))
 
 
 def gradient(curve: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from noisewise.levels import check_size, check_u, interval
+from noisewise.levels import check_size, check_u, interval, middles
 from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
 from noisewise.process_curves import BELLS, bell_masses, scaled_variance_increment, vanishing_point
 from noisewise.processes import DDPM, Process
@@ -252,9 +252,7 @@ class VLB(OfProcess):
         if isinstance(process, DDPM):
             raw = vlb_coefficients(process, self.variance)
         else:
-            levels = process.steps or self.grid
-            middles = (torch.arange(levels, dtype=torch.float64) + 0.5) / levels
-            raw = -process.log_snr_rate(middles) / 2
+            raw = -process.log_snr_rate(middles(process.steps or self.grid, dtype=torch.float64)) / 2
         if self.clip is not None:
             raw = clip_to_mean(raw, self.clip)
         return raw / raw.mean() if self.normalise else raw

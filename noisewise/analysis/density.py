@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 
 from noisewise import recipes
 from noisewise.analysis.output import Analysis
+from noisewise.levels import middles
 from noisewise.looking.palette import COLOURS, GREY
 from noisewise.looking.recipe_curves import preview
 from noisewise.processes import Process
@@ -84,7 +85,7 @@ def over_log_snr(process: Process, density: np.ndarray) -> tuple[np.ndarray, np.
     A discrete process has one point for each timestep, continuous time 2,000; points without a finite log SNR are left out.
     """
     n = process.steps or CONTINUOUS
-    u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    u = middles(n, dtype=torch.float64)
     log_snr, rate = process.log_snr(u).numpy(), process.log_snr_rate(u).numpy()
     finite = np.isfinite(log_snr)
     return log_snr[finite], (refined(density, n) / np.abs(rate))[finite]
@@ -93,7 +94,7 @@ def over_log_snr(process: Process, density: np.ndarray) -> tuple[np.ndarray, np.
 def no_signal(process: Process, density: np.ndarray) -> float:
     """The share of a density that lies where log SNR is minus infinity."""
     n = process.steps or CONTINUOUS
-    u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    u = middles(n, dtype=torch.float64)
     return float(refined(density, n)[np.isinf(process.log_snr(u).numpy())].sum() / n)
 
 

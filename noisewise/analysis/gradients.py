@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from noisewise.analysis.moments_of_training import add_subject, middles, moments, read
+from noisewise.analysis.moments_of_training import add_subject, level_middles, moments, read
 from noisewise.analysis.output import Analysis, Watch, lines_over_noise, name_moments, new_figure, noise_axis, plain_axis
 from noisewise.feedback import preserved_buffers, preserved_random_state
 from noisewise.looking.validation import evaluation_mode
@@ -212,7 +212,7 @@ def chosen_weighting(spec: str) -> Weighting:
 def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
     weighting, rows, size = chosen_weighting(options.objective), options.rows, options.micro_batch
     size = next(part for part in range(max(1, rows // 16), 0, -1) if rows % part == 0) if size is None else size
-    u = middles(options.levels)
+    u = level_middles(options.levels)
     if rows < 2:
         raise ValueError(f"a variance needs at least 2 samples a level, got --rows {rows}")
     found: list[tuple[int, str, list[GradientStatistics]]] = []

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from noisewise.data import Source
 from noisewise.feedback import Snapshot, preserved_random_state, set_aside_gradients
+from noisewise.levels import middles
 from noisewise.looking.validation import evaluation_mode
 from noisewise.metrics.heldout import decoded
 from noisewise.models.build import check_trusted
@@ -215,18 +216,18 @@ class FixedNoise:
         return torch.cat(parts)
 
 
-def middles(levels: int) -> Tensor:
-    """The middles of equal intervals of [0, 1]."""
+def level_middles(levels: int) -> Tensor:
+    """The noise levels that --levels asks for."""
     if levels < 1:
         raise ValueError(f"--levels must be >= 1, got {levels}")
-    return (torch.arange(levels) + 0.5) / levels
+    return middles(levels)
 
 
 def fixed_noise(trainer: Trainer, levels: int, images: int, tell: Callable[[str], None]) -> FixedNoise:
     """Held-out samples where the data have a test set, else training samples; the same ones for every call."""
     if images < 2:
         raise ValueError(f"--images must be >= 2, to tell a change from noise, got {images}")
-    u = middles(levels)
+    u = level_middles(levels)
     held_out = True
     try:
         source = open_source(trainer.config, "test")

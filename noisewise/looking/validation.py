@@ -25,7 +25,7 @@ from torch.utils.data import RandomSampler
 from noisewise import distributed
 from noisewise.batches import Where, data_of, moved, shares
 from noisewise.feedback import preserved_random_state
-from noisewise.levels import check_per_sample
+from noisewise.levels import check_per_sample, middles
 from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.streams import checked_seed, normals, stream_key
@@ -62,7 +62,7 @@ def level_grid(levels: Levels, process: Process) -> Tensor:
     if isinstance(levels, Integral):
         if levels < 1:
             raise ValueError(f"levels must be >= 1, got {levels}")
-        return middles(int(levels))
+        return middles(int(levels), dtype=torch.float64)
     try:
         u = torch.as_tensor(levels, dtype=torch.float64).cpu()
     except (TypeError, ValueError, RuntimeError):
@@ -256,14 +256,9 @@ def validate(
     return from_sums(table, objective, per_sample, optimal, grid)
 
 
-def middles(levels: int) -> Tensor:
-    """The middle of equal intervals of u, in double precision."""
-    return (torch.arange(levels, dtype=torch.float64) + 0.5) / levels
-
-
 def is_even(u: Tensor) -> bool:
     """Whether levels are the middles of equal intervals of u."""
-    return torch.equal(u, middles(len(u)))
+    return torch.equal(u, middles(len(u), dtype=torch.float64))
 
 
 def batch_sums(
@@ -278,7 +273,7 @@ def batch_sums(
 ) -> Tensor:
     """(3, levels): the sums of the losses and of their squares, and their number, for the samples from number `first` on."""
     count, device = len(x0), torch.device("cpu") if x0.device.type == "mps" else x0.device  # double precision is needed
-    grid = middles(levels) if isinstance(levels, int) else levels
+    grid = middles(levels, dtype=torch.float64) if isinstance(levels, int) else levels
     at, levels = grid.float().to(x0.device), len(grid)
     numbers = torch.arange(first, first + count, device=device)
     sums = torch.zeros(3, levels, dtype=torch.float64, device=device)  # there until the end: the host need not wait
@@ -329,7 +324,7 @@ def from_sums(
     mean = total[0] / count
     variance = (total[1] / count - mean**2).clamp(min=0) * count / (count - 1).clamp(min=1)
     samples = round(float(count.sum()) / (per_sample or levels))
-    u = middles(levels) if u is None else u
+    u = middles(levels, dtype=torch.float64) if u is None else u
     best = None if optimal is None else optimal.at(u, objective)
     return Validation(u, mean, (variance / count).sqrt(), samples, objective, best)
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from noisewise.data import Source
 from noisewise.feedback import preserved_random_state
-from noisewise.looking.validation import middles
+from noisewise.levels import middles
 from noisewise.metrics.reference import cache_folder
 from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
 from noisewise.precision import full_float32
@@ -171,7 +171,7 @@ def optimal_loss(
     for name, value, least in (("references", 1 if references is None else references, 1), ("draws", draws, 2)):
         if value < least:
             raise ValueError(f"{name} must be >= {least}, got {value}")
-    u = (middles(levels) if isinstance(levels, int) else levels.detach().double().cpu()).contiguous()
+    u = (middles(levels, dtype=torch.float64) if isinstance(levels, int) else levels.detach().double().cpu()).contiguous()
     if u.ndim != 1 or not len(u):
         raise ValueError(f"levels must be a number >= 1 or a vector of u, got {levels}")
     place = torch.device(device)
@@ -384,10 +384,11 @@ def kept_optimal_loss(
     """`optimal_loss` of a source, from the cache if it is there, else computed and kept; all predictions share a file."""
     _check_loss(objective)
     count = len(source) * (1 + flip)
+    u = middles(levels, dtype=torch.float64) if isinstance(levels, int) else levels
     settings: dict[str, Any] = {
         "format": FORMAT,
         "data": source.fingerprint(),
-        "log_snr": _log_snr(objective.process, middles(levels) if isinstance(levels, int) else levels).tolist(),
+        "log_snr": _log_snr(objective.process, u).tolist(),
         "classes": classes,
         "flip": flip,
         "references": min(references or count, count),

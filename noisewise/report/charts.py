@@ -11,6 +11,7 @@ import torch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from noisewise.levels import middles
 from noisewise.looking.palette import DASHES, GREY, Method, moments_named
 from noisewise.metrics.optimal_loss import OptimalLoss
 from noisewise.report.subject import Subject
@@ -285,8 +286,7 @@ def doublings(values: NDArray[np.float64], reach: int) -> NDArray[np.float64]:
 
 def log_snr_of(process: str, levels: int = 50) -> list[float | None]:
     """log SNR in the middle of equal intervals of u; None where it is infinite, as at the end of zero terminal SNR."""
-    u = (torch.arange(levels, dtype=torch.float64) + 0.5) / levels
-    found = build_process(process).log_snr(u).tolist()
+    found = build_process(process).log_snr(middles(levels, dtype=torch.float64)).tolist()
     return [round(value, 3) if math.isfinite(value) else None for value in found]
 
 

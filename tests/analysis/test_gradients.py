@@ -7,7 +7,7 @@ import torch
 
 from noisewise.analysis import gradients
 from noisewise.analysis.gradients import by_micro_batches, by_single_gradients, choose_method, single_gradients
-from noisewise.analysis.moments_of_training import middles
+from noisewise.levels import middles
 from noisewise.weighting import VLB, NoWeight
 from tests.analysis.asking import OWN, SHORT, asked
 from tests.analysis.linear_answers import Linear, Looks, closed_form, draw, losses
