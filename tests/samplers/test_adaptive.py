@@ -10,7 +10,7 @@ from torch import nn
 from noisewise import DDPM, EDM, AdaptiveSampler, Flow, Objective
 from noisewise.feedback import preserved_random_state
 from noisewise.objective import PREDICTIONS
-from noisewise.samplers.adaptive import ESTIMATORS
+from noisewise.samplers.adaptive import ESTIMATORS, lookahead
 from noisewise.weighting import MinSNR
 
 
@@ -92,6 +92,16 @@ def test_a_collapse_is_reported_and_undone():
     torch.testing.assert_close(sampler.density(torch.rand(100)), torch.ones(100))
     mass = sampler.estimator.masses(torch.zeros(1, 1))[0].detach()
     assert float((mass - 1e-3).abs().sum() / 2) < 0.02
+
+
+def test_a_trial_at_the_very_edge_of_its_stratum_weighs_no_more_than_the_others(monkeypatch):
+    """Rounding carries such a level to the edge, which belongs to the next stratum: its density is that of the trial."""
+    sampler = AdaptiveSampler(Flow(), "lookahead", share=1.0, correction="unbiased")
+    monkeypatch.setattr(lookahead, "uniforms", lambda key, n, device: torch.tensor([0.5, 1 - 2.0**-24]))
+    for stratum in range(10):
+        u, weight = sampler.estimator._trial_draw(sampler, stratum, 2, torch.device("cpu"), 0)
+        assert float(u.max()) < 1
+        torch.testing.assert_close(weight, torch.full((2,), 0.1 / 2))
 
 
 def test_lookahead_without_any_gain_goes_back_to_uniform():

@@ -149,8 +149,9 @@ class LookaheadEstimator(Estimator):
         low, high = self.edges[stratum], self.edges[stratum + 1]
         inside = (v / self.share).clamp(max=1 - 2.0**-24)
         outside = ((v - self.share) / max(1 - self.share, 1e-9)).clamp(2.0**-24, 1 - 2.0**-24)
-        u = torch.where(v < self.share, low + inside * (high - low), sampler.table.draw(outside)[0])
-        density = (1 - self.share) * sampler.table.density(u) + self.share * ((u >= low) & (u < high)) / (high - low)
+        u = torch.where(v < self.share, low + inside * (high - low), sampler.table.draw(outside)[0]).clamp(max=1 - 2.0**-24)
+        member = (v < self.share) | (sampler.table.bin(u) == stratum)  # rounding may carry u to the next stratum's edge
+        density = (1 - self.share) * sampler.table.density(u) + self.share * member / (high - low)
         mass = (1 - self.share) * sampler.table.mass
         mass = mass + self.share * (torch.arange(len(mass), device=device) == stratum)
         weight = sampler._weight(u, density, (mass, mass / sampler.table.widths))
@@ -166,8 +167,7 @@ class LookaheadEstimator(Estimator):
         weighted = losses if self.scale_free else sampler.on_target(losses, u)
         if not self.scale_free:
             return (distributed.gather_sum(weighted.mean()) / distributed.world_size()).float()
-        which = torch.bucketize(u, self.edges[1:-1], right=True)
-        member = which[:, None] == torch.arange(len(self.edges) - 1, device=device)
+        member = sampler.table.bin(u)[:, None] == torch.arange(len(self.edges) - 1, device=device)
         sums = distributed.gather_sum(torch.stack([losses, torch.ones_like(losses)]) @ member.double())
         seen = sums[1] > 0
         return (torch.where(seen, torch.log(sums[0].clamp(min=1e-30) / sums[1].clamp(min=1)), 0.0).sum() / seen.sum()).float()
