@@ -84,11 +84,15 @@ def choose_network(
 
 
 def source_images(source: Source, batch: int = 500, count: int | None = None, mine: bool = True) -> Iterator[Tensor]:
-    """The images of a source, uint8, batch by batch; with several processes each gets every n-th batch if `mine`."""
-    total = len(source) if count is None else min(count, len(source))
+    """The images of a source, uint8, batch by batch; with several processes each gets every n-th batch if `mine`.
+
+    With a `count` below their number, so many of them, spread over all: data may be sorted by class.
+    """
+    size = len(source)
+    rows = np.arange(size) if count is None or count >= size else np.linspace(0, size - 1, count).astype(np.int64)
     rank, world = (distributed.rank(), distributed.world_size()) if mine else (0, 1)
-    for first in range(rank * batch, total, batch * world):
-        yield to_uint8(source.decode(source.read(np.arange(first, min(first + batch, total)))[0]))
+    for first in range(rank * batch, len(rows), batch * world):
+        yield to_uint8(source.decode(source.read(rows[first : first + batch])[0]))
 
 
 def real_statistics(
@@ -106,14 +110,7 @@ def real_statistics(
     check_real(source)
     some = count is not None and count < len(source)
     key = Key(f"{source.fingerprint()}{f'-{count}' * some}", network.id, network.preprocessing)
-
-    def images() -> Iterable[Tensor]:
-        if not some:
-            return source_images(source, batch)
-        chosen = np.linspace(0, len(source) - 1, count or 0).astype(np.int64)  # data may be sorted by class
-        mine = range(distributed.rank() * batch, len(chosen), batch * distributed.world_size())
-        return (to_uint8(source.decode(source.read(chosen[first : first + batch])[0])) for first in mine)
-
+    images = source_images(source, batch, count)
     return reference(
         images, key, network.module, device, folder=cache, keep_features=keep_features, batch=batch, progress=progress
     )

@@ -4,6 +4,7 @@ import math
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -145,6 +146,12 @@ def test_statistics_are_kept_and_used_again_without_a_look_at_the_images(network
 def test_a_source_is_read_in_order_and_up_to_a_count():
     assert torch.equal(torch.cat(list(source_images(DIGITS, 100))), digits())
     assert [len(part) for part in source_images(DIGITS, 100, count=250)] == [100, 100, 50]
+
+
+def test_some_images_of_a_source_that_is_sorted_are_of_all_classes():
+    pictures = np.arange(200, dtype=np.uint8).repeat(3).reshape(-1, 1, 1, 1)
+    some = torch.cat(list(source_images(ArraySource("sorted", pictures, image=True), 7, count=200))).flatten()
+    assert torch.equal(some, torch.arange(200, dtype=torch.uint8))
 
 
 @pytest.fixture(scope="module")
