@@ -118,7 +118,7 @@ def collect(parts: Iterable[Tensor], keep_features: bool) -> tuple[Moments | Non
 
 
 def reference(
-    images: Images | Callable[[], Iterable[Tensor]],
+    images: Images,
     key: Key,
     network: nn.Module,
     device: torch.device | str = "cpu",
@@ -133,7 +133,7 @@ def reference(
     On several ranks every rank passes its own share of the images and gets the statistics of all; the first rank writes.
 
     Args:
-        images: uint8 images, whole or in batches, or a function that returns them; not touched when the cache has them.
+        images: uint8 images, whole or in batches; not touched when the cache has them.
         key: data fingerprint (of all images, on every rank the same), network id, name of the preprocessing.
         network: the network of `key.network`, on `device`.
         device: where to compute features.
@@ -146,8 +146,7 @@ def reference(
     have = distributed.gather_sum(torch.tensor([int(found is not None)]))
     if found is not None and int(have) == distributed.world_size():
         return found
-    given = images() if callable(images) and not isinstance(images, Tensor) else images
-    parts = feature_batches(given, network, key.preprocessing, device, batch=batch, progress=progress)
+    parts = feature_batches(images, network, key.preprocessing, device, batch=batch, progress=progress)
     moments, kept = collect(parts, keep_features)
     dim = distributed.largest(moments.dim if moments else 0, torch.device("cpu"))
     if dim == 0:

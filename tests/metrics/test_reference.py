@@ -17,6 +17,7 @@ KEY = Key("digits", NAME, "digits")
 
 def must_not_be_asked():
     raise AssertionError("the images were read although the reference is in the cache")
+    yield
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_a_reference_holds_the_moments_and_features_of_its_images(made):
 def test_the_second_time_it_comes_from_the_cache_to_the_bit(made, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        again = reference(must_not_be_asked, KEY, NETWORK, folder=tmp_path, keep_features=True)
+        again = reference(must_not_be_asked(), KEY, NETWORK, folder=tmp_path, keep_features=True)
     assert again.moments.count == 200
     assert torch.equal(again.moments.cov, made.moments.cov)
     assert torch.equal(again.features, made.features)
