@@ -83,7 +83,7 @@ def published(steps: int, batch: int, chosen: int = 3, every: int = 40, rounded:
     return PAPER_STEP + 1 + ((math.floor(passes) if rounded else passes) + PAPER_STEP) / every
 
 
-def learners(sampler: Sampler) -> Iterator[Sampler]:
+def samplers_in(sampler: Sampler) -> Iterator[Sampler]:
     """A sampler and those it is made of."""
     yield from (part for part in sampler.modules() if isinstance(part, Sampler))
 
@@ -109,7 +109,7 @@ def cost(sampler: Sampler, batch: int) -> Cost:
 
 def costs(sampler: Sampler, batch: int) -> list[Cost]:
     """Of a sampler and of all those inside it."""
-    return [cost(part, batch) for part in learners(sampler)]
+    return [cost(part, batch) for part in samplers_in(sampler)]
 
 
 def overhead(sampler: Sampler, batch: int, step: float = BACKWARD) -> float:
@@ -125,7 +125,7 @@ def filled(samples: int, most: int) -> int:
 
 def hold(sampler: Sampler, update: bool) -> None:
     """Let the next step be one with an update, or one without: for measuring either, not for training."""
-    for part in learners(sampler):
+    for part in samplers_in(sampler):
         estimator = part.estimator if isinstance(part, AdaptiveSampler) else None
         if isinstance(estimator, LookaheadEstimator):
             estimator.next_event = 0 if update else 2**62

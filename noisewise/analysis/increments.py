@@ -17,7 +17,7 @@ and `variance_independent` are the two.
 
     acceleration   t < t*           the slope of s grows up to its maximum, at t* (the inflection point of s)
     deceleration   t* <= t < tau    it falls
-    convergence    t >= tau         that of sqrt(s) stays below 1e-4 a timestep, for a T of 1,000 (`increments.vanishing_point`)
+    convergence    t >= tau         that of sqrt(s) stays below 1e-4 a timestep, for a T of 1,000 (`vanishing_point`)
 
 tau follows SpeeD's paper; its authors' code puts 700 for every schedule. Areas are of the schedule's own clock: another clock
 for the same path, such as EDM's quantiles of ln sigma, moves them in u, and may leave out some of them.

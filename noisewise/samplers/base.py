@@ -196,13 +196,12 @@ class Sampler(KeepsPrecision):
 
     def wants_mean_square(self) -> bool:
         """Whether `feedback` learns from the data's mean square at this step; by default, whether that of a part does."""
-        return any(part.wants_mean_square() for part in self.children() if isinstance(part, Sampler))
+        return any(part.wants_mean_square() for part in self._parts())
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> "Sampler":
         """Give the sampler the model and its optimizer, for samplers that differentiate the model or look ahead."""
-        for part in self.children():
-            if isinstance(part, Sampler):
-                part.attach(model, optimizer)
+        for part in self._parts():
+            part.attach(model, optimizer)
         return self
 
     # What the training loop calls -----------------------------------------------------------------------------------
@@ -275,11 +274,14 @@ class Sampler(KeepsPrecision):
         """Count one optimizer step; `observe` calls it."""
         self.step += 1
         self.micro = 0
-        for part in self.children():
-            if isinstance(part, Sampler):
-                part.advance()
+        for part in self._parts():
+            part.advance()
 
     # Shared machinery -----------------------------------------------------------------------------------------------
+
+    def _parts(self) -> Iterator["Sampler"]:
+        """The samplers that it is made of."""
+        return (part for part in self.children() if isinstance(part, Sampler))
 
     @property
     def draws(self) -> str:

@@ -65,8 +65,7 @@ class Combined(Sampler):
         return self.active().quantile(v, x0)
 
     def target_weight(self, u: Tensor) -> Tensor:
-        parts = (part for part in (self.active(), *self.children()) if isinstance(part, Sampler))
-        return next(part for part in parts if part.has_target).target_weight(u)
+        return next(part for part in (self.active(), *self._parts()) if part.has_target).target_weight(u)
 
     def _kept(self, x0: Tensor | None) -> Tensor | None:
         return self.active()._kept(x0)
