@@ -65,8 +65,8 @@ class LossMoment(Learner):
         which = torch.where(ordinary, which, bins)  # one bin more, for what is not to be kept
         order = torch.argsort(which, stable=True)
         which, values = which[order], values[order]
-        in_batch = (which[:, None] == torch.arange(bins + 1, device=u.device)).sum(0)
-        first = in_batch.cumsum(0) - in_batch
+        first = torch.searchsorted(which, torch.arange(bins + 2, device=u.device))  # of each bin, and the end
+        in_batch = first.diff()
         occurrence = torch.arange(len(which), device=u.device) - first[which]
         counts = torch.cat([self.counts, self.counts.new_zeros(1)])
         slot = (counts[which] + occurrence) % history
