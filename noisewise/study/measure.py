@@ -62,8 +62,7 @@ def evaluate(
     held_out = held_out_of(run, check=check)
     quick, full = quick_solver(run.config), headline_solver(run.config)
     samples = run_samples(run, images, watched(check, "generating", quick.steps * -(-images // BATCH)), solver=quick)
-    few = trainer.device.type == "cpu" and images <= CPU_IMAGES and headline is None
-    real = CPU_REAL_IMAGES if few else None
+    real = CPU_REAL_IMAGES if trainer.device.type == "cpu" and images <= CPU_IMAGES else None
     metric, distance, error = distance_to_data(run, [samples], tell, check, error=share == 1, real=real, tf32=share < 1)
     more = None
     if headline is not None and metric is not None:
@@ -137,7 +136,7 @@ def draw(run: Run, samples: Tensor) -> str | None:
 
 # loading Inception takes seconds, as does telling by the data's fingerprint which statistics are theirs; both are needed again
 _KEPT: dict[Any, Any] = {}
-_REAL: WeakKeyDictionary[Source, Reference] = WeakKeyDictionary()
+_REAL: WeakKeyDictionary[Source, dict[int | None, Reference]] = WeakKeyDictionary()  # by how many of its images
 
 
 def kept(key: object, make: Callable[[], Made]) -> Made:
@@ -191,9 +190,9 @@ def distance_to_data(
     except FileNotFoundError as missing:
         tell(f"no FID: {missing}")
         return None, None, None
-    if source not in _REAL:
-        count = real if network.metric == "fid" else None
-        _REAL[source] = real_statistics(
+    count, known = real if network.metric == "fid" else None, _REAL.setdefault(source, {})
+    if count not in known:
+        known[count] = real_statistics(
             source,
             network,
             device,
@@ -203,7 +202,7 @@ def distance_to_data(
     images = (to_uint8(as_images(run, few)) for part in samples for few in part.split(DECODED))
     wanted = ("fid", "error") if error else ("fid",)
     found = compare_images(
-        images, _REAL[source], network, device, wanted, tf32=tf32, progress=lambda done: check(f"features of {done}", 1.0)
+        images, known[count], network, device, wanted, tf32=tf32, progress=lambda done: check(f"features of {done}", 1.0)
     )
     return network.metric, float(found[network.metric]), found.get(f"{network.metric}_error")
 

@@ -70,6 +70,21 @@ def test_features_may_be_a_little_off_along_the_way_but_not_at_the_end(tmp_path,
     assert told == [True, False, False, False]  # both headlines are exact
 
 
+def test_few_real_images_stand_for_all_along_the_way_and_at_the_end_but_not_for_the_headline(tmp_path, monkeypatch):
+    run, told, compare = Run(tiny(out=str(tmp_path / "run"))), [], measure.compare_images
+    source = run.trainer.parts.source
+    network = replace(measure.choose_network(source, "cpu"), metric="fid")
+    monkeypatch.setattr(measure, "_KEPT", {(source.name, source.shape, "cpu"): network})
+    monkeypatch.setattr(measure, "CPU_REAL_IMAGES", 100)
+    monkeypatch.setattr(
+        measure, "compare_images", lambda *given, **more: told.append(given[1].moments.count) or compare(*given, **more)
+    )
+    evaluate(run, 0.5, 20)
+    evaluate(run, 1.0, 20, headline=30)
+    run.close()
+    assert told == [100, 100, len(source)]
+
+
 def test_latents_are_decoded_and_measured_against_real_images(latents, tmp_path):
     config = tiny(
         out=str(tmp_path / "run"),
