@@ -303,9 +303,8 @@ def fig1(folder: Path) -> Shown:
     paper = published_time(TABLE_1["linear"], {"Adaptive": 1.5}, title)
     ours = relative_time(folder / "linear", NAMES, "Lowest distance so far against relative time")
     days = [times[-1] for times in curves(folder / "linear").days(OURS).values()]
-    end = ends(folder / "linear", TABLE_1["linear"], OURS)
-    said = f"{OURS} takes {sum(days) / len(days):.2f} D for the baseline's steps; {end}"
-    return said, [Section(ours.title, ours.tables, [paper, *ours.charts])]
+    took = f"{OURS} takes {sum(days) / len(days):.2f} D for the baseline's steps; " if days else ""
+    return took + ends(folder / "linear", TABLE_1["linear"], OURS), [Section(ours.title, ours.tables, [paper, *ours.charts])]
 
 
 def chosen(*sizes: int) -> str:

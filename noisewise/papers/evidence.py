@@ -141,15 +141,16 @@ class Curves:
 
 
 def curves(folder: Path) -> Curves:
-    """Read a comparison of one schedule."""
+    """Read a comparison of one schedule; an error if the baseline, which all are compared with, has not finished."""
     comparison = read_comparison(folder)
     runs: dict[str, dict[int, Outcome]] = {}
     for run in comparison.outcomes:
         if run.final is not None:
             runs.setdefault(run.sampler, {})[run.seed] = run
+    base = comparison.plan.baseline
+    if base not in runs:
+        raise RuntimeError(f"no run of {base} in {folder} has finished; their logs are in {folder / 'runs'}")
     ends = [run.final for seeds in runs.values() for run in seeds.values() if run.final is not None]
-    if not ends:
-        raise RuntimeError(f"no run in {folder} has finished; their logs are in {folder / 'runs'}")
     return Curves(comparison, runs, next((end.metric for end in ends if end.distance is not None), None))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from noisewise.papers.arxiv_2411_09998 import TABLE_1, TABLE_2
+from noisewise.papers.arxiv_2411_09998 import TABLE_1, TABLE_2, fig1
 from noisewise.papers.evidence import Published, curves, distances, ends, ordinal, published_time, relative_time, value_at
 from tests.study.made import curve, planted
 
@@ -72,10 +72,16 @@ def test_the_papers_curve_ends_at_its_own_time():
     assert TABLE_2.at == pytest.approx([1 / 3, 1])
 
 
-def test_no_finished_run_is_an_error_that_names_the_folder(tmp_path):
-    planted(tmp_path, {}, failures={("linear", "uniform", 0): "no memory"})
-    with pytest.raises(RuntimeError, match="has finished; their logs"):
-        curves(tmp_path)
+@pytest.mark.parametrize("others", [{}, {("linear", "minsnr", 0): curve(9.0, 8.0, 3.0)}], ids=["none", "others"])
+def test_no_finished_run_of_the_baseline_is_an_error_that_names_the_folder(others, tmp_path):
+    planted(tmp_path, others, failures={("linear", "uniform", 0): "no memory"})
+    with pytest.raises(RuntimeError, match=r"no run of uniform in .* has finished; their logs"):
+        distances(tmp_path, PAPER, "")
+
+
+def test_figure_1_says_so_if_the_papers_method_has_not_finished(tmp_path):
+    planted(tmp_path / "linear", {("linear", "uniform", 0): curve(9.0, 8.0, 7.0)})
+    assert fig1(tmp_path)[0] == "paper_cifar10 has not finished"
 
 
 @pytest.mark.parametrize(("place", "word"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (21, "21st")])
