@@ -30,33 +30,32 @@ def _for_communication(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
-def _of_ranks(tensor: Tensor) -> list[Tensor]:
+def of_ranks(tensor: Tensor) -> list[Tensor]:
     """The tensors of all ranks, which have one shape, in rank order."""
+    if world_size() == 1:
+        return [tensor]
     mine = _for_communication(tensor)
     parts = [torch.empty_like(mine) for _ in range(world_size())]
     dist.all_gather(parts, mine)
-    return parts
+    return [part.to(tensor.device) for part in parts]
 
 
 def gather_sum(tensor: Tensor) -> Tensor:
     """The sum over ranks, added in rank order, so that every rank gets the same bits."""
-    if world_size() == 1:
-        return tensor
-    total, *others = _of_ranks(tensor)
+    total, *others = of_ranks(tensor)
     for part in others:
         total = total + part
-    return total.to(tensor.device)
+    return total
 
 
 def gather_rows(tensor: Tensor) -> Tensor:
     """The rows of all ranks, in rank order; ranks may hold different numbers of rows."""
     if world_size() == 1:
         return tensor
-    sizes = [int(size) for size in _of_ranks(torch.tensor([len(tensor)], device=tensor.device))]
+    sizes = [int(size) for size in of_ranks(torch.tensor([len(tensor)], device=tensor.device))]
     padded = tensor.new_zeros(max(sizes), *tensor.shape[1:])
     padded[: len(tensor)] = tensor
-    parts = [part[:size] for part, size in zip(_of_ranks(padded), sizes, strict=True)]
-    return torch.cat(parts).to(tensor.device)
+    return torch.cat([part[:size] for part, size in zip(of_ranks(padded), sizes, strict=True)])
 
 
 @torch.no_grad()
@@ -81,7 +80,7 @@ def largest(number: int, device: torch.device) -> int:
     """The largest of the ranks' numbers."""
     if world_size() == 1:
         return number
-    return int(torch.cat(_of_ranks(torch.tensor([number], device=device))).max())
+    return int(torch.cat(of_ranks(torch.tensor([number], device=device))).max())
 
 
 def whole(tensor: Tensor) -> Tensor:

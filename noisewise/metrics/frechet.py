@@ -87,12 +87,11 @@ class Moments:
 
         Every rank must call it, also one that has seen nothing.
         """
-        counts = distributed.gather_rows(torch.tensor([self.count], device=self.mean.device))
-        means = distributed.gather_rows(self.mean[None])
         total = Moments(self.dim, self.mean.device)
-        for rank, scatter in enumerate(distributed.gather_rows(self.scatter[None])):
-            if counts[rank]:
-                total._merge(int(counts[rank]), means[rank], scatter)
+        own = torch.tensor(self.count, device=self.mean.device), self.mean, self.scatter
+        for count, mean, scatter in zip(*map(distributed.of_ranks, own), strict=True):
+            if count:
+                total._merge(int(count), mean, scatter)
         return total
 
     @property
