@@ -58,12 +58,12 @@ class Draw:
     @cached_property
     def alpha(self) -> Tensor:
         """The coefficient of the data: x_u = draw.alpha * x0 + draw.sigma * noise."""
-        return self._shaped(self._known_process.scales(self.u)[0], self.like[1])
+        return self._shaped(self._scales[0], self.like[1])
 
     @cached_property
     def sigma(self) -> Tensor:
         """The coefficient of the noise, shaped and typed to multiply x0."""
-        return self._shaped(self._known_process.scales(self.u)[1], self.like[1])
+        return self._shaped(self._scales[1], self.like[1])
 
     @cached_property
     def log_snr(self) -> Tensor:
@@ -76,6 +76,10 @@ class Draw:
         if self.r is None:
             raise ValueError("this draw is no pair: use the sampler `pairs`, as in pairs:of=(logit_normal:mean=-0.4)")
         return self._known_process.time(self.r)
+
+    @cached_property
+    def _scales(self) -> tuple[Tensor, Tensor]:
+        return self._known_process.scales(self.u)
 
     @property
     def _known_process(self) -> Process:
