@@ -34,6 +34,7 @@ from noisewise.metrics.kid import kid
 from noisewise.metrics.neighbours import OF_DENSITY, OF_PRECISION, density_coverage, precision_recall
 from noisewise.metrics.reference import Key, Reference, collect, reference
 from noisewise.metrics.sliced import sliced_wasserstein
+from noisewise.streams import bits
 
 METRICS = ("fid", "kid", "precision_recall", "density_coverage", "infinity", "interval", "error", "sliced")
 NEED_FEATURES = ("kid", "precision_recall", "density_coverage", "infinity", "interval", "error")
@@ -153,8 +154,10 @@ def compare_images(
 
     def watched() -> Iterator[Tensor]:
         for part in images:
-            if "sliced" in metrics and sum(map(len, pixels)) < SLICED_IMAGES:
+            if "sliced" in metrics:
                 pixels.append(part.cpu())
+                if sum(map(len, pixels)) > 2 * SLICED_IMAGES:
+                    pixels[:] = [some_of(torch.cat(pixels))]
             yield part
 
     parts = feature_batches(watched(), network.module, network.preprocessing, device, batch=batch, progress=progress, tf32=tf32)
@@ -177,9 +180,17 @@ def compare_images(
             result[f"{network.metric}_error"] = standard_error(found.to(place), real.moments.mean, real.moments.cov)
     if real_pixels is not None and "sliced" in metrics:
         none = real_pixels[:0].cpu()  # for a process without images, which must take part in the gathering all the same
-        mine = distributed.gather_rows(torch.cat(pixels) if pixels else none)[:SLICED_IMAGES]
-        result["sliced_wasserstein"] = sliced_wasserstein(_flat(mine), _flat(real_pixels[:SLICED_IMAGES]), seed=seed)
+        made = some_of(distributed.gather_rows(some_of(torch.cat(pixels)) if pixels else none))
+        result["sliced_wasserstein"] = sliced_wasserstein(_flat(made), _flat(some_of(real_pixels)), seed=seed)
     return result
+
+
+def some_of(pixels: Tensor) -> Tensor:
+    """At most `SLICED_IMAGES` of these images, chosen by their own pixels: whatever their order, and whoever has made them."""
+    flat = pixels.flatten(1)
+    numbers = bits(0, flat.shape[1], flat.device)
+    keys = torch.cat([(part.long() * numbers).sum(1) for part in flat.split(64)])
+    return pixels[keys.argsort()[:SLICED_IMAGES]]
 
 
 def feature_metrics(metrics: tuple[str, ...], found: Tensor, real: Reference, name: str, seed: int) -> dict[str, Any]:

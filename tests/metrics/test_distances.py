@@ -12,6 +12,7 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 
 from noisewise.data import Synthetic, open_data
 from noisewise.data.source import ArraySource
+from noisewise.metrics import distances
 from noisewise.metrics.digits_features import digits_features
 from noisewise.metrics.distances import METRICS, choose_network, compare_images, real_statistics, source_images
 from noisewise.metrics.features import features, pytorch_fid
@@ -76,6 +77,18 @@ def test_how_the_images_are_cut_does_not_matter(network, real):
     assert one["kid"] == pytest.approx(other["kid"], rel=1e-3, abs=1e-6)
     assert one["sliced_wasserstein"] == other["sliced_wasserstein"]
     assert told[-1] == 290
+
+
+def test_the_pixels_that_are_compared_do_not_depend_on_the_order_of_the_images(network, real, monkeypatch):
+    monkeypatch.setattr(distances, "SLICED_IMAGES", 50)
+    images, pixels = noisy(), digits()
+    found = [
+        compare_images(cut, real, network, "cpu", ["sliced"], real_pixels=order)["sliced_wasserstein"]
+        for cut, order in ((images.split(37), pixels), (images.flip(0).split(290), pixels.flip(0)))
+    ]
+    assert found[0] == found[1]
+    brightness = distances.some_of(images[images.double().mean((1, 2, 3)).argsort()]).double().mean()
+    assert float(brightness) == pytest.approx(float(images.double().mean()), rel=0.1)
 
 
 def numbers(value):
