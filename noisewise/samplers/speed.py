@@ -76,7 +76,7 @@ class Mirrored(Histogram):
     """Half of the draws from these masses, half of them mirrored at m; the density is the mean of the two."""
 
     def __init__(self, mass: Tensor, m: int) -> None:
-        mirrored = torch.zeros_like(mass).index_add(0, _mirror(torch.arange(len(mass)), m, len(mass)), mass)
+        mirrored = torch.zeros_like(mass).index_add(0, _mirror(torch.arange(len(mass), device=mass.device), m, len(mass)), mass)
         super().__init__((mass + mirrored) / 2, persistent=False)
         self.drawn, self.m = Histogram(mass, persistent=False), m
 
