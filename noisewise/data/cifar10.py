@@ -35,7 +35,9 @@ def open_cifar10(path: Path, split: str) -> ArraySource:
     records = [(read_binary if ending else read_pickled)(file) for file in files]
     images = np.concatenate([images for images, _ in records])
     labels = np.concatenate([labels for _, labels in records])
-    return ArraySource("cifar10", images, labels, classes=CLASSES, image=True)
+    source = ArraySource("cifar10", images, labels, classes=CLASSES, image=True)
+    source.shuffled = True
+    return source
 
 
 def _find(path: Path, first: str) -> tuple[Path, str]:

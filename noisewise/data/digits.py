@@ -19,6 +19,8 @@ SPLITS = {"train": slice(0, TRAIN), "test": slice(TRAIN, None), "all": slice(Non
 class Digits(ArraySource):
     """The digits: `train` is a fixed shuffled 1,500 of them, `test` the other 297, `all` both."""
 
+    shuffled = True
+
     def __init__(self, split: str = "train") -> None:
         if split not in SPLITS:
             raise ValueError(f"digits has no split {split!r}: choose one of {', '.join(SPLITS)}")

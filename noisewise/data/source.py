@@ -68,6 +68,8 @@ class Source(ABC):
     """Whether samples are pictures: they can be drawn, and flipped left to right."""
     in_memory: bool = False
     """Whether the raw values already lie in this process's memory."""
+    shuffled: bool = False
+    """Whether the order of the samples tells nothing: the first ones stand for all."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -89,8 +91,17 @@ class Source(ABC):
         """Float32 samples in model space from raw values, on whatever device they are: bytes go to [-1, 1]."""
         return values.float() / 127.5 - 1 if values.dtype == torch.uint8 else values.float()
 
+    def some(self, count: int | None) -> Rows:
+        """At most so many rows, which stand for all of them; data that are not shuffled may be sorted by class."""
+        return np.arange(min(count or len(self), len(self))) if self.shuffled else spread(len(self), count)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}: {len(self)} samples of shape {self.shape}, {self.classes} classes)"
+
+
+def spread(size: int, count: int | None) -> Rows:
+    """At most `count` row numbers, spread over all; all of them by default."""
+    return np.arange(size) if count is None or count >= size else np.linspace(0, size - 1, count).astype(np.int64)
 
 
 class ArraySource(Source):
@@ -169,6 +180,8 @@ class ArraySource(Source):
 
 class Synthetic(ArraySource):
     """For dry runs, noise from a fixed seed: uint8 as pictures are stored, or normal float32 (`floats=True`)."""
+
+    shuffled = True
 
     def __init__(self, shape: tuple[int, ...], classes: int = 0, *, count: int = 64, floats: bool = False) -> None:
         generator = np.random.default_rng(0)

@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from noisewise import distributed
 from noisewise.data import Source
+from noisewise.data.source import spread
 from noisewise.generation.images import to_uint8
 from noisewise.metrics import digits_features, dinov2, inception
 from noisewise.metrics.features import feature_batches
@@ -89,8 +89,7 @@ def source_images(source: Source, batch: int = 500, count: int | None = None, mi
 
     With a `count` below their number, so many of them, spread over all: data may be sorted by class.
     """
-    size = len(source)
-    rows = np.arange(size) if count is None or count >= size else np.linspace(0, size - 1, count).astype(np.int64)
+    rows = spread(len(source), count)
     rank, world = (distributed.rank(), distributed.world_size()) if mine else (0, 1)
     for first in range(rank * batch, len(rows), batch * world):
         yield to_uint8(source.decode(source.read(rows[first : first + batch])[0]))

@@ -6,7 +6,6 @@ Two models, two runs or two machines can be compared to the last digits that the
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +32,7 @@ def held_out_losses(
     progress: Callable[[int], None] | None = None,
     optimal: Optimum | None = None,
 ) -> Validation:
-    """Evaluate a model, in evaluation mode, on the first images of `source`.
+    """Evaluate a model, in evaluation mode, on images of `source`.
 
     Args:
         model: called as model(x, time), or model(x, time, labels) if it knows classes; on CUDA the forward pass of a module is
@@ -41,7 +40,7 @@ def held_out_losses(
         objective: what it was trained to predict.
         source: held-out data.
         levels: how many noise levels, in the middle of equal intervals of u; or others, as for `validate`.
-        images: how many images at each level; all of them by default.
+        images: how many images at each level, see `Source.some`; all of them by default.
         classes: how many classes the model knows; 0 for none.
         batch: how many at a time.
         device: where the model is.
@@ -54,10 +53,10 @@ def held_out_losses(
             raise ValueError(f"{name} must be >= 1, got {value}")
     grid = level_grid(levels, objective.process)
     check_classes(source, classes)
-    count = len(source) if images is None else min(images, len(source))
+    chosen = source.some(images)
     call, table = replayed(model), []
-    for first in range(0, count, batch):
-        rows = np.arange(first, min(first + batch, count))
+    for first in range(0, len(chosen), batch):
+        rows = chosen[first : first + batch]
         values, labels = source.read(rows)
         x0 = decoded(source, values, rows.tolist(), seed ^ NOISE_SEED).to(device)
         told = (labels.to(device),) if classes and labels is not None else ()

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,13 +57,13 @@ def variational_bound(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Bound:
-    """The bound of a model on the first images of a source, with fixed noise.
+    """The bound of a model on images of a source, with fixed noise.
 
     Args:
         denoise: (x, u) -> the estimate of x0, as for the solvers; of a model in evaluation mode.
         process: the one it was trained with.
         source: 8-bit images.
-        images: how many of them; the cost is this times `levels` evaluations.
+        images: how many of them, see `Source.some`; the cost is this times `levels` evaluations.
         levels: how many noise levels; all timesteps of a discrete process, 1,000 otherwise. Fewer make another, looser bound.
         variance: of the model's Gaussians, "fixed_small" or "fixed_large".
         clip: bound of the estimates of x0.
@@ -80,7 +79,8 @@ def variational_bound(
     levels = levels if levels is not None else process.steps or 1000
     if levels < 2 or images < 1 or batch < 1:
         raise ValueError(f"levels must be >= 2, images and batch >= 1, got levels={levels}, images={images}, batch={batch}")
-    count = min(images, len(source))
+    chosen = source.some(images)
+    count = len(chosen)
     # evenly in u, a continuous process leaps over most of the signal-to-noise ratio in its first few levels
     u = grid(process, levels, "uniform" if process.steps else "karras").flip(0)
     ladder = [DATA, *map(Level, *(s.tolist() for s in process.scales(u)))]
@@ -90,7 +90,7 @@ def variational_bound(
     of_image = torch.zeros(count, dtype=torch.float64)
     prior = 0.0
     for first in range(0, count, batch):
-        rows = np.arange(first, min(first + batch, count))
+        rows = chosen[first : first + batch]
         x0 = source.decode(source.read(rows)[0].to(device))
         here = prior_kl(x0, ladder[-1])
         prior += float(here.sum())

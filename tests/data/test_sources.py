@@ -702,3 +702,12 @@ def test_options_that_change_the_samples_change_the_fingerprint(tmp_path):
     path = folder_source(tmp_path, None)
     prints = {open_data("folder", path, options=options).fingerprint() for options in ({}, {"size": 2}, {"channels": 1})}
     assert len(prints) == 3
+
+
+def test_some_rows_stand_for_all(tmp_path):
+    labels = np.repeat(np.arange(5), 20)
+    np.savez(tmp_path / "sorted.npz", x=np.zeros((100, 8, 8, 3), np.uint8), labels=labels)
+    source = open_data("array", tmp_path / "sorted.npz")
+    assert np.bincount(labels[source.some(10)]).tolist() == [2] * 5
+    assert source.some(None).tolist() == source.some(1000).tolist() == list(range(100))
+    assert open_data("digits", split="test").some(3).tolist() == [0, 1, 2]  # their order tells nothing

@@ -112,3 +112,17 @@ def test_progress_hears_of_every_loss():
 def test_nothing_to_measure_is_an_error(settings):
     with pytest.raises(ValueError, match=f"{next(iter(settings))} must be >= 1, got 0"):
         held_out_losses(scale, OBJECTIVES[0], Synthetic((1, 4, 4)), **settings)
+
+
+def test_few_images_of_sorted_data_are_of_all_kinds(tmp_path):
+    values = np.repeat(np.float32([[[[-1.0]]], [[[1.0]]]]), 10, axis=0).repeat(4, axis=2).repeat(4, axis=3)
+    np.save(tmp_path / "test.npy", values)
+    source = open_data("array", tmp_path / "test.npy")
+    seen = []
+
+    def watched(x, time):
+        seen.append(x.mean(dim=(1, 2, 3)).sign().tolist())
+        return 0 * x
+
+    held_out_losses(watched, Objective(DDPM.linear()), source, levels=1000, images=6, batch=6)
+    assert sum(seen[0]) == 0 and len(seen[0]) == 6  # at the least noise
