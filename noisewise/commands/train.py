@@ -17,7 +17,7 @@ from noisewise.generation.run_samples import draw_samples, evaluation_solver, qu
 from noisewise.models.build import check_trusted, is_import_path, remember
 from noisewise.training.components import said_picked, usual_on_cpu
 from noisewise.training.display import Shown
-from noisewise.training.options import config_parser, parse_config, parse_fitting, preset_names, with_files
+from noisewise.training.options import as_yaml, config_parser, parse_config, parse_fitting, preset_names, with_files
 from noisewise.training.run import dry_run, train
 from noisewise.training.signals import StopRequest
 
@@ -41,6 +41,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="build everything, make two steps on noise, print parameters, memory and time"
     )
+    parser.add_argument("--print-config", action="store_true", help="print all settings, as a file for --config, and exit")
 
 
 def settings_help() -> str:
@@ -59,13 +60,16 @@ def run(args: argparse.Namespace) -> int:
         config = parse_config(parser, given, args.parser.flags(), stored)
     else:
         config, picked = parse_fitting(given, args.parser.flags(), usual_on_cpu)
+    main_process = os.environ.get("RANK", "0") == "0"
+    if main_process and (said := said_picked(picked)):
+        print(said, file=sys.stderr)
+    if args.print_config:
+        print(as_yaml(config) * main_process, end="")
+        return 0
     if stored is not None and is_import_path(config.model.name):
         own = parser.parse_args(given)["model.name"] == config.model.name
         check_trusted(config.model.name, stored, [config.model.name] if own else args.trust)
         remember(config.model.name)
-    main_process = os.environ.get("RANK", "0") == "0"
-    if main_process and (said := said_picked(picked)):
-        print(said, file=sys.stderr)
     if args.dry_run:
         measured = dry_run(config)
         for name, value in measured.items() if main_process else ():

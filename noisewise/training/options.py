@@ -40,7 +40,7 @@ def preset_path(name: str) -> Path:
 
 def config_parser(**settings: Any) -> ArgumentParser:
     """A parser with an option for every value of `Config`."""
-    parser = ArgumentParser(print_config="--print-config", allow_abbrev=False, exit_on_error=False, **settings)
+    parser = ArgumentParser(print_config=None, allow_abbrev=False, exit_on_error=False, **settings)
     parser.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings; may be given more than once")
     parser.add_class_arguments(Config)
     return parser
