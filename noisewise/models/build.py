@@ -35,7 +35,7 @@ def build_model(name: str, options: Mapping[str, Any], *, shape: tuple[int, ...]
         if option in FROM_DATA:
             raise ValueError(f"option {option!r} of model {name!r} comes from the data: leave it out of the model's options")
         if option not in settable and not open_ended:
-            raise ValueError(_of_another(name, option, settable) or unknown(f"option of model {name!r}", option, settable))
+            raise ValueError(_of_another(name, option, settable) or unknown(f"option of model {name}", option, settable))
         values = options[option] if isinstance(options[option], list | tuple) else [options[option]]
         if name in MODELS and any(isinstance(value, int | float) and not abs(value) <= LARGEST for value in values):
             raise ValueError(f"option {option!r} of model {name!r} must be at most {LARGEST:,}, got {options[option]}")
@@ -80,12 +80,12 @@ def _imported(path: str) -> Callable[..., nn.Module]:
 
 def _of_another(name: str, option: str, settable: Iterable[str]) -> str | None:
     """What to say of an option that only other models have, as those of a preset are for its own model."""
-    others = [repr(other) for other, maker in MODELS.items() if option in inspect.signature(maker).parameters]
+    others = [other for other, maker in MODELS.items() if option in inspect.signature(maker).parameters]
     if not others:
         return None
     return (
-        f"option {option!r} is one of model {' and '.join(others)}, not of {name!r}, which has {', '.join(settable)}; if it "
-        "comes from a preset, replace all of its options: --model.options '{}' or '{name: value, ...}'"
+        f"model {name!r} has no option {option!r}, but {', '.join(settable)}; choose a model that has it, --model.name "
+        f"{' or '.join(others)}, or replace all options of a preset: --model.options '{{}}' or '{{name: value, ...}}'"
     )
 
 

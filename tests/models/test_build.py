@@ -49,11 +49,11 @@ def test_bad_inputs_are_named(name):
         ("uvit", {"depth": 12}, "depth must be odd .* try 13"),
         ("uvit", {"dropout": "0.1"}, "dropout must be a number"),
         ("dit", {"depht": 3}, "did you mean 'depth'.* Known: patch, width, depth"),
-        ("unet", {"zzz": 3}, "unknown option of model 'unet' 'zzz'. Known: channels, multipliers"),
+        ("unet", {"zzz": 3}, "unknown option of model unet 'zzz'. Known: channels, multipliers"),
         (
             "dit",
             {"channels": 16},
-            "'channels' is one of model 'unet', not of 'dit'.*preset.*--model.options '{}'",
+            "'dit' has no option 'channels', but patch, width.*--model.name unet, .*preset.*--model.options '{}'",
         ),
         ("dit", {"classes": 3}, "comes from the data"),
         ("unett", {}, "unknown model 'unett': did you mean 'unet'"),
