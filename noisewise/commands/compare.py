@@ -92,14 +92,14 @@ def run(args: argparse.Namespace) -> int:
     samplers = split_specs(args.samplers)
     schedules = split_specs(config.process if args.schedules is None else args.schedules)
     configs = combinations(config, samplers, schedules, args.seeds, folder)
-    images, asked = args.images, args.images is not None
-    if not asked:
-        images = planned.quick_images
-        real = real_of(config)
-        if needs_inception(real, device_of(config)) and args.headline is None:
-            images = min(images, CPU_IMAGES)
-        if (folder / PLAN).is_file():
-            images = Plan.read(folder).images
+    images, fewer = args.images, ""
+    if images is None and (folder / PLAN).is_file():
+        images = Plan.read(folder).images
+    elif images is None:
+        images, real = planned.quick_images, real_of(config)
+        if real is not None and needs_inception(real, device_of(config)) and args.headline is None and images > CPU_IMAGES:
+            fewer = said_fewer(CPU_IMAGES, images, len(real), "--images")
+            images = CPU_IMAGES
     plan = Plan(
         name=config.name,
         baseline=samplers[0],
@@ -110,8 +110,8 @@ def run(args: argparse.Namespace) -> int:
         headline=args.headline,
     )
     launcher = chosen_launcher(args, folder, len(samplers))
-    if images < planned.quick_images and not asked:
-        print(said_fewer(images, planned.quick_images, "--images"))
+    if fewer:
+        print(fewer)
     with StopRequest() as stop:
         comparison = conduct(plan, configs, launcher, stop=stop, foretell=lambda jobs: foretold(config, plan, jobs))
     ended = [outcome for outcome in comparison.outcomes if outcome.status != "unfinished"]

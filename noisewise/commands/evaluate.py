@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     args.real_count = None
     if real is not None:
         if trained is not None and not asked and args.count > CPU_IMAGES and needs_inception(real, device):
-            print(said_fewer(CPU_IMAGES, args.count, "--count"))
+            print(said_fewer(CPU_IMAGES, args.count, len(real), "--count"))
             args.count, args.real_count = CPU_IMAGES, CPU_REAL_IMAGES
         network = distances.choose_network(real, device, args.preprocessing, args.weights, args.features)
         images = chosen_images(args, trained, metrics, real, network)

@@ -220,10 +220,12 @@ def needs_inception(source: Source | None, device: torch.device) -> bool:
     return source is not None and source.image and source.name != "digits" and device.type == "cpu"
 
 
-def said_fewer(images: int, planned: int, option: str) -> str:
-    """That fewer images are measured than was planned, and what that means."""
+def said_fewer(images: int, planned: int, real: int, option: str) -> str:
+    """That fewer images are measured than was planned, against how many of the real ones, and what that means."""
+    some = f"{CPU_REAL_IMAGES:,} real ones, not of {planned:,} and all"
+    every = f"the {real:,} real ones, not of {planned:,}"
     return (
-        f"FID of {images} images and {CPU_REAL_IMAGES:,} real ones, not of {planned:,} and all: Inception is slow on a CPU. "
+        f"FID of {images} images and {some if real > CPU_REAL_IMAGES else every}: Inception is slow on a CPU. "
         f"Such figures are far too high and compare with each other alone; {option} {planned} asks for all"
     )
 

@@ -17,7 +17,7 @@ from noisewise.metrics.digits_features import digits_features
 from noisewise.metrics.distances import Network, real_statistics
 from noisewise.metrics.frechet import features_distance
 from noisewise.study import measure
-from noisewise.study.measure import evaluate
+from noisewise.study.measure import evaluate, said_fewer
 from noisewise.study.outcome import read_comparison, read_outcome
 from noisewise.study.worker import work
 from noisewise.training.config import DataConfig, EvaluationConfig
@@ -202,3 +202,8 @@ def test_some_of_the_real_images_are_spread_over_all_and_kept_apart(tmp_path):
 class Brightness(torch.nn.Module):
     def forward(self, x):
         return x.mean((1, 2, 3))[:, None]
+
+
+def test_no_more_real_images_are_said_to_be_measured_than_there_are():
+    assert "250 images and 1,000 real ones, not of 5,000 and all" in said_fewer(250, 5000, 50_000, "--count")
+    assert "250 images and the 300 real ones, not of 5,000" in said_fewer(250, 5000, 300, "--count")
