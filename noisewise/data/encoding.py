@@ -1,14 +1,17 @@
 """Pictures to latents, once, before training: `encode` writes a folder that the `latents` source reads.
 
 The autoencoder is one of diffusers. The folder is made as <out>.partial and renamed when complete. After an interruption the
-same call goes on where it stopped: progress.json says how many rows are safely on disk.
+same call goes on where it stopped: progress.json says how many rows are safely on disk. Of two calls at a time the second is
+refused.
 """
 
+import fcntl
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +93,7 @@ def load_autoencoder(name: str, subfolder: str | None, device: torch.device | st
 # From pictures to latents, on disk ------------------------------------------------------------------------------------
 
 
-PROGRESS = "progress.json"
+PROGRESS, LOCK = "progress.json", ".lock"
 STORES = ("float16", "float32")
 
 
@@ -122,8 +125,7 @@ def encode(
         progress: called with the number of rows done after each batch.
     """
     out = Path(out)
-    if out.exists():
-        raise FileExistsError(f"{out} exists already: choose another folder, or remove it to encode again")
+    check_new(out)
     partial = out.with_name(out.name + ".partial")
     if store not in STORES:
         raise ValueError(f"store must be one of {', '.join(STORES)}, got {store!r}")
@@ -145,19 +147,39 @@ def encode(
         "batch": batch,  # the last bits of a latent may depend on it
         "source": {"name": source.name, "fingerprint": source.fingerprint()},
     }
-    done = begin(partial, settings)
-    arrays = open_arrays(partial, settings, encoder.has_std, fresh=done is None)
-    fill(arrays, source, encoder, partial, settings, done or 0, save_every, progress)
-    del arrays
-    write_json(partial / INDEX, settings)
-    partial.rename(out)
-    (out / PROGRESS).unlink()
+    with alone(partial):
+        check_new(out)  # another call may have ended meanwhile
+        done = begin(partial, settings)
+        arrays = open_arrays(partial, settings, encoder.has_std, fresh=done is None)
+        fill(arrays, source, encoder, partial, settings, done or 0, save_every, progress)
+        del arrays
+        write_json(partial / INDEX, settings)
+        partial.rename(out)
+        (out / PROGRESS).unlink()
+        (out / LOCK).unlink()
     return out
+
+
+def check_new(out: Path) -> None:
+    """Raise FileExistsError for a folder that is there."""
+    if out.exists():
+        raise FileExistsError(f"{out} exists already: choose another folder, or remove it to encode again")
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """No other call fills the folder, which is made if need be, within the block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(f"{folder} is being filled by another process: wait, or choose another folder") from None
+        yield
 
 
 def begin(partial: Path, settings: dict[str, Any]) -> int | None:
     """How many rows an interrupted run has left; None to start from the beginning."""
-    partial.mkdir(parents=True, exist_ok=True)
     try:
         found = json.loads((partial / PROGRESS).read_text())
     except FileNotFoundError:

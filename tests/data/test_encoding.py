@@ -184,6 +184,15 @@ def test_a_killed_process_leaves_what_another_can_finish(kl, source, tmp_path):
     assert files_of(folder) == files_of(encode(source, kl, tmp_path / "whole", batch=4))
 
 
+def test_a_second_call_into_the_same_folder_is_refused(kl, source, tmp_path):
+    def meanwhile(done):
+        with pytest.raises(BlockingIOError, match="filled by another process"):
+            encode(source, kl, tmp_path / "latents", batch=4)
+
+    folder = encode(source, kl, tmp_path / "latents", batch=4, progress=meanwhile)
+    assert files_of(folder) == files_of(encode(source, kl, tmp_path / "alone", batch=4))
+
+
 def test_other_settings_do_not_go_on_with_a_run(kl, source, tmp_path):
     def interrupt(done):
         raise KeyboardInterrupt
