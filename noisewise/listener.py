@@ -231,10 +231,16 @@ class Listener:
         if not (self.pending or self.waiting) or next(self._with_gradients(), None) is None:
             return
         waiting, made = self.waiting and not self.pending, type(self.optimizer).__name__
+        begun = any(one.begun for one in self.pending)
         self.clear()
         if waiting:
             raise RuntimeError(
                 f"{made} steps, but the losses of the last draw were never handed over: write recipe.loss(draw, losses)"
+            )
+        if begun:
+            raise RuntimeError(
+                f"{made} steps before the backward pass has told its end: step after backward(), not in a hook of it; "
+                "compiled autograd never tells it, so run backward() outside of that"
             )
         raise RuntimeError(
             f"{made} steps, but no backward pass went through what recipe.loss returned: write "

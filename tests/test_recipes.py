@@ -384,6 +384,17 @@ def test_losses_that_go_another_way_are_noticed_at_the_step(door):
         door.optimizer.step()
 
 
+def test_a_step_before_the_end_of_the_backward_pass_is_told_apart_from_a_forgotten_one(door):
+    """In a hook of a gradient, as optimizers in the backward pass do, or under compiled autograd, which calls no end."""
+    x0, loss_at = door.batch()
+    draw = door.recipe.sample(x0)
+    losses = door.recipe.loss(draw, loss_at(slice(None), draw.u))
+    for one in door.optimizer.param_groups[0]["params"]:
+        one.register_post_accumulate_grad_hook(lambda _: door.optimizer.step())
+    with pytest.raises(RuntimeError, match="before the backward pass has told its end"):
+        losses.backward()
+
+
 def test_an_optimizer_that_never_steps_is_an_error(door):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
