@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader  # type: ignore[attr-defined]
@@ -123,18 +125,35 @@ def _reason(parser: ArgumentParser, path: Path, error: Exception) -> str:
 
 
 def _line(error: Exception) -> str:
-    """What jsonargparse says, in one line; of a value that has none of several types the name, the types and the value; of one
-    value for a whole group the names in it."""
+    """What jsonargparse says, in one line: of a value of the wrong type the name, what it takes, and the value; of one value
+    for a whole group the names in it."""
     text = " ".join(str(error).split())
-    word = re.match(r"""Parser key "(\w+)": Unable to load config ["']?(.*?)["']?( |$)""", text)
-    if word is not None and is_dataclass(group := getattr(Config(), word[1], None)):
-        names = ", ".join(f"--{word[1]}.{one.name}" for one in fields(group))
-        return f"--{word[1]} is a group of settings, not {word[2]}: give {names}"
-    found = re.search(r'key "([^"]+)": Does not validate .*?Subtypes: \[(.*?)\] Errors: .* Given value: (.*)$', text)
+    found = re.match(r'Parser key "([\w.]+)": (?:.*(?:Got value:|Given value:|Unable to load config) (.*))?', text)
     if found is None:
         return text
-    kinds = re.sub(r"<class '([\w.]+)'>", r"\1", found[2]).replace("NoneType", "null").replace(", ", " or ")
-    return f"{found[1]} must be {kinds}, got {found[3][:80]}"
+    name, value = found[1], found[2] or ""
+    if name == "config":
+        return text.replace(found[0], "--config: ")
+    group, _, last = name.rpartition(".")
+    hint = get_type_hints(type(attrgetter(group)(Config()) if group else Config()))[last]
+    if is_dataclass(hint):
+        names = ", ".join(f"--{name}.{one.name}" for one in fields(hint))
+        return f"--{name} is a group of settings, not {value[:80]}: give {names}"
+    return f"{name} must be {_kind(hint)}" + f", got {value[:80]}" * bool(value)
+
+
+def _kind(hint: Any) -> str:
+    """What a setting of this type takes, in words."""
+    inner, kind = get_args(hint), get_origin(hint)
+    if kind is Literal:
+        return f"one of {', '.join(inner)}"
+    if kind in (tuple, list):
+        return f"[{', '.join('...' if one is Ellipsis else _kind(one) for one in inner)}]"
+    if kind is dict:
+        return "names and values in braces, as in '{size: 8}'"
+    if inner:
+        return " or ".join(_kind(one) for one in inner)
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a word", NoneType: "null"}[hint]
 
 
 def parse_config(

@@ -54,7 +54,7 @@ def read_stored(path: Path) -> Stored:
     options = {name: flat.pop(name) for name in FREE_FORM if name in flat}
     for key, free in options.items():
         if not isinstance(free, dict) or not all(isinstance(name, str) for name in free):
-            raise Refused(f'Parser key "{key}":\n  Expected names and values. Got value: {free}')
+            raise Refused(f"{key} must be names and values in braces, as in '{{size: 8}}', got {free}")
     known = [f"{group}.{field.name}" for group in groups for field in fields(getattr(Config(), group))]
     known += [field.name for field in fields(Config) if field.name not in groups]
     words = [name for name in known if name in ("name", "process", "sampler", "data.source", "model.name")]

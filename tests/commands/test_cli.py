@@ -302,6 +302,13 @@ def test_options_of_a_source_must_be_a_mapping(command, option, text, capsys):
     assert f"argument {option}: {text!r} is no mapping: write names and values in braces" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["{640}", "640", "width=640", "{a: b: c}"])
+@pytest.mark.parametrize("option", ["data.options", "model.options", "evaluation.data_options"])
+def test_free_options_of_train_must_be_a_mapping(option, text, capsys):
+    assert main(["train", f"--{option}", text, "--print-config"]) == 1
+    assert f"noisewise: {option} must be names and values in braces" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("options", ["{size: 16, labels: true}", '{"size":\t16, "labels": true}'])
 def test_options_of_a_source_are_yaml_or_json(options, tmp_path, capsys):
     (tmp_path / "pictures").mkdir()
