@@ -26,6 +26,7 @@ from noisewise.recipes import recipe
 from noisewise.samplers import Sampler
 from noisewise.samplers.learning import Learner
 from noisewise.spec import SpecError, build_process, build_weighting
+from noisewise.training.plain_files import writing
 from noisewise.weighting import Learned, Weighting
 
 SCHEDULER_SETTINGS = {
@@ -78,12 +79,14 @@ def run(args: argparse.Namespace) -> int:
     whose = "eps" if args.weight_of == "eps" else f"model's own {objective.prediction}"
     print_all(previews, notes, f"{heading}; w is the weight of the {whose} loss")
     if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(as_json(args, objective, previews, notes), allow_nan=False) + "\n")
+        with writing(f"--json {args.json}", args.json):
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(json.dumps(as_json(args, objective, previews, notes), allow_nan=False) + "\n")
         print(args.json)
     if args.out is not None:
         try:
-            print(draw_previews(previews, args.out, heading))
+            with writing(f"--out {args.out}", args.out):
+                print(draw_previews(previews, args.out, heading))
         except ImportError as error:
             print(f"noisewise: no picture: {error}", file=sys.stderr)
             return 1

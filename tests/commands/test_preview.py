@@ -202,6 +202,8 @@ def test_a_folder_with_the_name_of_a_process_is_not_taken_for_one():
         (["linaer", "--mean", "3"], "did you mean 'linear'"),
         (["linear", "--out", "picture"], "give the picture an ending, such as picture.png"),
         (["linear", "--out", "picture.doc"], "doc"),
+        (["linear", "--out", "other.json/x.png"], "--out other.json/x.png cannot be written: "),
+        (["linear", "--json", "other.json/x"], "--json other.json/x cannot be written: "),
     ],
 )
 def test_mistakes_name_their_remedy(arguments, message, capsys):
