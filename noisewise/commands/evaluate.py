@@ -183,6 +183,9 @@ def check_options(args: argparse.Namespace, is_run: bool) -> None:
     for name in ("feature_batch", "batch"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(args, name)}")
+    for name in ("heldout", "vlb"):
+        if getattr(args, name) < 0:
+            raise ValueError(f"--{name} must be >= 0, got {getattr(args, name)}")
     if args.json and not args.json.absolute().parent.is_dir():
         raise FileNotFoundError(f"--json {args.json}: there is no folder {args.json.parent}")
     if args.optimal and not args.heldout:

@@ -303,6 +303,8 @@ def test_errors_say_what_to_do(run, evaluate, tmp_path, capsys):
         "--count is for images that a run generates: of pictures all are": (folder, "--data", "digits", "--count", 2),
         "--step is for images that a run generates": (folder, "--data", "digits", "--step", 2),
         "--feature-batch must be >= 1, got 0": (run, "--feature-batch", 0),
+        "--heldout must be >= 0, got -5": (run, "--heldout", -5),
+        "--vlb must be >= 0, got -1": (run, "--vlb", -1),
         "--data-options are settings of --data": (run, "--data-options", '{"size": 3}'),
         "nothing was measured": (run, "--metrics", "none", "--heldout", 0),
         "there is no folder": (run, "--json", tmp_path / "nowhere" / "x.json"),
