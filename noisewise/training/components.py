@@ -92,6 +92,11 @@ def with_network(config: Config, shape: tuple[int, ...] | None = None) -> Config
     options = config.model.options
     if not options:
         shape = shape or synthetic_source(config).shape
+        if len(shape) != 3:
+            raise ValueError(
+                f"no network is picked for samples of shape {shape}, only for (channels, height, width): name your own with "
+                "--model.name package.module.Class"
+            )
         options = usual_network(shape, on_gpu=config.device != "cpu" and torch.cuda.is_available())
     return replace(config, model=replace(config.model, name="unet", options=options))
 

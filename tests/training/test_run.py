@@ -554,6 +554,11 @@ def test_a_run_without_a_network_picks_one_and_keeps_it(tmp_path):
     assert checkpoint.steps_in(tmp_path / "run" / "checkpoints")[-1] == 3
 
 
+def test_no_network_is_picked_for_what_is_no_picture():
+    with pytest.raises(ValueError, match=r"no network is picked for samples of shape \(2,\).*--model.name"):
+        with_network(tiny(model=ModelConfig()), (2,))
+
+
 def test_options_without_a_name_are_those_of_a_unet():
     model = with_network(tiny(model=ModelConfig(options={"channels": 8}))).model
     assert (model.name, model.options) == ("unet", {"channels": 8})
