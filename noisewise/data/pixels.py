@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 MODES = {1: "L", 3: "RGB"}
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
 """What Pillow raises for damaged files, besides OSError."""
-SCALE = "scale all to one size: --data.options '{size: 32}' (--data-options of evaluate)"
+SCALE = "scale all to one size: --data.options '{size: 32}' (--data-options of evaluate, --options of encode)"
 ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9"}  # what whole files end with
 TAIL = 64  # bytes in which that should be: some programs write a little more
 TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
