@@ -4,6 +4,7 @@ Labels are the key "labels" of the same file or, beside x.npy, the file x_labels
 or (N, C, H, W), told apart by which axis is 1, 3 or 4; floats are taken as they are, of any shape.
 """
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ def open_array(
         shape = None
         if channels_last and len(values.shape) < 3:
             raise ValueError(f"{file} has shape {values.shape}, which has no axis of channels: unset channels_last")
+        if channels_last is None and len(values.shape) == 4 and [size in CHANNELS for size in values.shape[1:]] == [0, 0, 1]:
+            warnings.warn(
+                f"{file} has shape {values.shape} and is read as {values.shape[1]} channels of {values.shape[2]} x "
+                f"{values.shape[3]}; if the last axis holds the channels, set channels_last to true, else to false",
+                stacklevel=2,
+            )
     source = ArraySource(
         file.stem, values, labels, classes=classes, channels_last=bool(channels_last), shape=shape, image=False
     )

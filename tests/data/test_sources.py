@@ -490,6 +490,17 @@ def test_float_pictures_can_be_declared(tmp_path):
         everything(open_data("array", tmp_path / "x.npy", options={"pictures": True}))
 
 
+def test_floats_that_look_like_pictures_with_channels_last_are_said_to_be_read_otherwise(tmp_path, recwarn):
+    np.save(tmp_path / "x.npy", np.zeros((4, 8, 8, 3), np.float32))
+    with pytest.warns(UserWarning, match="read as 8 channels of 8 x 3; .* set channels_last"):
+        assert open_data("array", tmp_path / "x.npy").shape == (8, 8, 3)
+    np.save(tmp_path / "latents.npy", np.zeros((4, 4, 8, 8), np.float32))
+    recwarn.clear()
+    open_data("array", tmp_path / "latents.npy")
+    open_data("array", tmp_path / "x.npy", options={"channels_last": False})
+    assert not recwarn.list
+
+
 def test_an_ambiguous_layout_is_asked_about(tmp_path):
     np.save(tmp_path / "x.npy", noise(6, 3, 5, 4))
     with pytest.raises(ValueError, match="either axis 1 or axis 3 may be the channels; set channels_last"):
