@@ -14,6 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from noisewise import __version__
@@ -47,7 +48,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(__version__)
         return 0
-    warnings.showwarning = _show_warning
+    warnings.showwarning = partial(_show_warning, set())
     with Acknowledged() as signals:
         return _reporting_errors(lambda: run_command(parser, words), signals)
 
@@ -93,9 +94,11 @@ def _shown(message: object) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
 
 
-def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    """A sentence for the user, without the place in the code."""
-    print(f"noisewise: warning: {_shown(message)}", file=sys.stderr)
+def _show_warning(said: set[str], message: Warning | str, *where: Any, **more: Any) -> None:
+    """A sentence for the user, without the place in the code; once, though data may be opened several times."""
+    if (text := _shown(message)) not in said:
+        said.add(text)
+        print(f"noisewise: warning: {text}", file=sys.stderr)
 
 
 def _reporting_errors(command: Callable[[], int], signals: Acknowledged) -> int:

@@ -302,6 +302,26 @@ def test_options_of_a_source_must_be_a_mapping(command, option, text, capsys):
     assert f"argument {option}: {text!r} is no mapping: write names and values in braces" in capsys.readouterr().err
 
 
+def test_a_warning_is_said_once_however_often_the_data_are_opened(tmp_path):
+    for name in "abc":
+        Image.new("L", (8, 8)).save(tmp_path / f"{name}.png")
+    (tmp_path / "d.png").touch()
+    options = ["--data.source=folder", f"--data.path={tmp_path}", "--data.options={channels: 1, skip_corrupt: true}"]
+    done = run(
+        "-m",
+        "noisewise",
+        "train",
+        *options,
+        "--steps=1",
+        "--batch=2",
+        "--log.trackers=[]",
+        "--log.samples_every=0",
+        f"--out={tmp_path / 'run'}",
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("noisewise: warning: left out 1 of 4 pictures") == 1
+
+
 @pytest.mark.parametrize("text", ["{640}", "640", "width=640", "{a: b: c}"])
 @pytest.mark.parametrize("option", ["data.options", "model.options", "evaluation.data_options"])
 def test_free_options_of_train_must_be_a_mapping(option, text, capsys):
