@@ -6,6 +6,7 @@ FOLDER/chunk-00000.npy   an array of uint8 (n, channels, height, width) for ever
 """
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -155,7 +156,9 @@ def _atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _save_array(file: IO[bytes], values: np.ndarray) -> None:
-    np.save(file, values, allow_pickle=False)
+    buffer = io.BytesIO()  # written to a file by numpy itself, a full disk would be an error without a reason
+    np.save(buffer, values, allow_pickle=False)
+    file.write(buffer.getbuffer())
 
 
 def image_set(

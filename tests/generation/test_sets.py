@@ -1,7 +1,9 @@
 """Sets of images on disk: whole after any interruption, the same however they were made."""
 
+import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -251,3 +253,18 @@ def test_guidance_needs_a_model_that_was_trained_without_classes_too(trained, tm
     with pytest.raises(ValueError, match=r"has seen them always \(model.label_dropout=0\)"):
         image_set(replace(trained, classes=10, config=always), tmp_path, 2, guidance=2.0)
     image_set(replace(trained, classes=10, config=always), tmp_path, 2, guidance=1.0)
+
+
+@FORMATS
+def test_a_disk_that_takes_no_more_is_an_error_with_its_reason(trained, tmp_path, format):
+    images = image_set(trained, tmp_path, 400, chunk=400, format=format)
+    images.begin()
+    most, limits = 2048, resource.getrlimit(resource.RLIMIT_FSIZE)
+    noise = torch.randint(256, (400, 1, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large") as failure:
+            images.write(range(400), noise)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert failure.value.errno == errno.EFBIG
