@@ -28,11 +28,18 @@ def check_sound(sampler: Sampler, weighting: Weighting, objective: Objective, sp
         raise ValueError(f"{spec!r} cannot train on {sampler.process}: its scales or its log SNR are not numbers everywhere")
     for part in sampler.modules():
         if isinstance(part, Sampler) and part.table is None and not part.conditional:
-            total = _inside(part) if isinstance(part, Combined) else integral(part)  # a combination of densities is one
+            whose = f"{spec!r}: the density of {type(part).__name__}"
+            combined = isinstance(part, Combined)  # a combination of densities is one
+            total, apart = (_inside(part), 0.0) if combined else integral(part, whose)
             if not abs(total - 1) <= AMISS:
                 raise ValueError(
-                    f"{spec!r}: the density of {type(part).__name__} integrates to {total:.3g}, not 1: its draws lie where "
-                    "float32 cannot tell noise levels apart (less extreme settings help), or it is not the density of its draws"
+                    f"{whose} integrates to {total:.3g}, not 1: its draws lie where float32 cannot tell noise levels apart "
+                    "(less extreme settings help), or it is not the density of its draws"
+                )
+            if not apart <= 2 * AMISS + 1 / (sampler.process.steps or 1000):  # draws may be middles of timesteps
+                raise ValueError(
+                    f"{whose} is not that of its draws: their shares below a noise level differ by up to {apart:.3g}. Let "
+                    "quantile() be the inverse of the density's integral from 0"
                 )
     u = _draws(sampler)
     _check_weights(weighting, objective, u, f"{spec!r}: the loss weights")
@@ -42,14 +49,23 @@ def check_sound(sampler: Sampler, weighting: Weighting, objective: Objective, sp
             _check_weights(part.target, part.objective, u, f"{spec!r}: the weights of the target")
 
 
-def integral(sampler: Sampler) -> float:
-    """Of the density, by the midpoint rule, over intervals that are fine where the sampler draws."""
+def integral(sampler: Sampler, whose: str = "the density") -> tuple[float, float]:
+    """Of the density, by the midpoint rule, over intervals that are fine where the sampler draws; and how far the share of the
+    draws below a noise level is from the integral up to there, at most."""
     bins = min(sampler.process.steps or 1000, 10_000)
     even = torch.arange(bins + 1, device=sampler.device, dtype=torch.float32) / bins
     tables = [part.edges for part in sampler.modules() if isinstance(part, Histogram)]
-    edges = torch.cat([even, _draws(sampler).to(even), *tables]).clamp(LEAST, 1 - LEAST).sort().values
+    draws = _draws(sampler).to(even).clamp(LEAST, 1 - LEAST).sort().values
+    edges = torch.cat([even, draws, *tables]).clamp(LEAST, 1 - LEAST).sort().values
     between = (edges[1:] + edges[:-1]) / 2
-    return float((sampler.density(between).double() * edges.double().diff()).sum())
+    density = sampler.density(between)
+    if not isinstance(density, Tensor) or density.shape != between.shape:
+        raise TypeError(f"{whose} must be a tensor of the shape of u, got {getattr(density, 'shape', density)}")
+    if bool((density < 0).any()):
+        raise ValueError(f"{whose} is negative at u = {float(between[density.argmin()]):.3g}: {float(density.min()):.3g}")
+    below = torch.cat([density.new_zeros(1).double(), (density.double() * edges.double().diff()).cumsum(0)])
+    apart = below[torch.searchsorted(edges, draws)] - middles(len(draws), draws.device)
+    return float(below[-1]), float(apart.abs().max())
 
 
 def _inside(sampler: Sampler) -> float:

@@ -92,9 +92,40 @@ class Halved(Sampler):
 
 
 def test_a_density_that_is_none_is_refused():
-    assert integral(Uniform(Flow())) == pytest.approx(1, abs=1e-5)
+    assert integral(Uniform(Flow())) == (pytest.approx(1, abs=1e-5), pytest.approx(0, abs=1e-3))
     with pytest.raises(ValueError, match=r"the density of Halved integrates to 0\.5, not 1"):
         Recipe(Halved(Flow()))
+
+
+class Rising(Sampler):
+    """q(u) = 2u, drawn as `how` says."""
+
+    def __init__(self, process, how, density=lambda u: 2 * u):
+        super().__init__(process)
+        self.how, self.q = how, density
+
+    def density(self, u, x0=None):
+        return self.q(u)
+
+    def quantile(self, v, x0=None):
+        return self.how(v)
+
+
+@pytest.mark.parametrize("process", [DDPM.linear(), DDPM.linear(10), DDPM.linear(1), Flow()], ids=str)
+def test_draws_that_are_not_of_the_density_are_refused(process):
+    with pytest.raises(ValueError, match=r"not that of its draws: .* differ by up to 0\.2.* quantile\(\)"):
+        Recipe(Rising(DDPM.linear(), lambda v: v))
+    Recipe(Rising(process, torch.sqrt))
+    Recipe(Rising(process, lambda v: (1 - v).sqrt()))  # any order will do
+    if process.steps:  # and middles of timesteps
+        Recipe(Rising(process, lambda v: ((v.sqrt() * process.steps).floor() + 0.5) / process.steps))
+
+
+def test_a_density_that_is_negative_or_no_tensor_is_refused():
+    with pytest.raises(ValueError, match=r"the density of Rising is negative at u = .*: -1"):
+        Recipe(Rising(Flow(), lambda v: v, lambda u: 4 * u - 1))
+    with pytest.raises(TypeError, match="the density of Rising must be a tensor of the shape of u, got 1"):
+        Recipe(Rising(Flow(), lambda v: v, lambda u: 1.0))
 
 
 def test_weights_count_where_the_sampler_draws():
