@@ -41,6 +41,8 @@ def recipe(spec: str, objective: Objective | Process, **settings: Any) -> "Recip
         objective: the noising process and what the model predicts; or only the process, if the prediction is its usual one.
         settings: settings of the sampler that the spec leaves open, such as seed=1.
     """
+    if isinstance(spec, Sampler):
+        raise TypeError(f"recipe makes the sampler, from a spec; {type(spec).__name__} is made already: Recipe(sampler)")
     if not isinstance(spec, str):
         raise TypeError(f"recipe takes the spec first, a string such as 'adaptive', then the objective; got {repr(spec)[:80]}")
     process, known = split_objective(objective, None, "second")

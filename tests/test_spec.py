@@ -570,6 +570,8 @@ def test_a_recipe_taken_for_its_sampler_says_what_to_write():
 def test_arguments_in_the_wrong_order_are_named():
     with pytest.raises(TypeError, match=r"recipe takes the spec first.*then the objective; got DDPM"):
         noisewise.recipe(DDPM.linear(), "adaptive")
+    with pytest.raises(TypeError, match=r"Uniform is made already: Recipe\(sampler\)"):
+        noisewise.recipe(noisewise.SAMPLERS["uniform"](DDPM.linear()), DDPM.linear())
     with pytest.raises(TypeError, match=r"the second argument must be a Process.*got 'adaptive'$"):
         noisewise.recipe("uniform", "adaptive")
     with pytest.raises(TypeError, match=r"build_process\('linear'\) makes one$"):
