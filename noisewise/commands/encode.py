@@ -8,12 +8,12 @@ Repeat an interrupted command to finish it.
 import argparse
 from pathlib import Path
 
-import torch
-
+from noisewise.commands.generate import DEVICES, place
 from noisewise.commands.parser import Parser
 from noisewise.data import SOURCES, open_data
 from noisewise.training.display import Count
 from noisewise.training.options import read_mapping
+from noisewise.training.plain_files import writing
 from noisewise.training.signals import StopRequest
 
 
@@ -27,9 +27,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--subfolder", help="subfolder of the autoencoder, such as vae")
     parser.add_argument("--out", required=True, type=Path, help="a new folder")
     parser.add_argument("--batch", type=int, default=32, help="images at a time")
-    parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: a GPU if there is one"
-    )
+    parser.add_argument("--device", default="auto", choices=DEVICES, help="auto takes a GPU if there is one")
     parser.add_argument("--store", default="float16", choices=["float16", "float32"], help="precision on disk")
 
 
@@ -41,14 +39,15 @@ def run(args: argparse.Namespace) -> int:
 def _encode(args: argparse.Namespace) -> int:
     from noisewise.data.encoding import encode  # which needs diffusers: seconds
 
+    device = place(args.device)
     source = open_data(args.source, args.data, split=args.split, options=args.options)
-    with Count("encoding", len(source)).shown() as done:
+    with Count("encoding", len(source)).shown() as done, writing(f"--out {args.out}", args.out):
         encode(
             source,
             args.autoencoder,
             args.out,
             batch=args.batch,
-            device=args.device,
+            device=device,
             store=args.store,
             subfolder=args.subfolder,
             progress=done.reach,

@@ -282,6 +282,9 @@ def test_encode_and_then_train_on_the_latents(tmp_path, capsys):
         Image.fromarray(values).save(folder / f"{i}.png")
     encode = [f"--data={tmp_path / 'pictures'}", f"--autoencoder={tmp_path / 'vae'}", "--device=cpu"]
     encode += ['--options={"size": 16, "labels": true}']
+    (tmp_path / "file").touch()
+    assert main(["encode", *encode, f"--out={tmp_path / 'file' / 'x'}"]) == 1
+    assert f"--out {tmp_path / 'file' / 'x'} cannot be written: {tmp_path / 'file'} is a file" in capsys.readouterr().err
     assert main(["encode", *encode, f"--out={tmp_path / 'latents'}"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"latents: {tmp_path / 'latents'}"
     data = ["--data.source=latents", f"--data.path={tmp_path / 'latents'}", "--data.shape=[2, 8, 8]", "--data.classes=3"]
