@@ -157,6 +157,6 @@ def reference(
     if distributed.rank() == 0:
         try:
             save_reference(made, folder)
-        except OSError as error:  # what was asked for is there all the same
+        except (OSError, SafetensorError) as error:  # what was asked for is there all the same; a full disk is either
             warnings.warn(f"the statistics could not be kept for the next time: {error}", stacklevel=2)
     return made

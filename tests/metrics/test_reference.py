@@ -1,3 +1,4 @@
+import resource
 import warnings
 
 import pytest
@@ -41,6 +42,18 @@ def test_the_second_time_it_comes_from_the_cache_to_the_bit(made, tmp_path):
     assert torch.equal(again.moments.cov, made.moments.cov)
     assert torch.equal(again.features, made.features)
     assert [file.name for file in tmp_path.iterdir()] == [KEY.file]
+
+
+def test_on_a_full_disk_it_is_made_and_not_kept(made, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))
+    try:
+        with pytest.warns(UserWarning, match="could not be kept for the next time"):
+            again = reference(digits()[:200], KEY, NETWORK, folder=tmp_path / "full", batch=64)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert torch.equal(again.moments.cov, made.moments.cov)
+    assert not list((tmp_path / "full").iterdir())
 
 
 @pytest.mark.parametrize(
