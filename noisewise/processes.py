@@ -154,6 +154,11 @@ class DDPM(Discrete):
     """
 
     def __init__(self, betas: Tensor) -> None:
+        given: object = betas
+        if isinstance(given, str):
+            raise TypeError(
+                f"DDPM takes a vector of betas, got {given[:80]!r}: write DDPM.linear(), DDPM.cosine() or DDPM.quadratic()"
+            )
         betas = torch.as_tensor(betas, device="cpu").detach().double()
         if betas.ndim != 1 or len(betas) == 0:
             raise ValueError(f"betas must be a vector of at least one value, got shape {tuple(betas.shape)}")

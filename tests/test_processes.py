@@ -363,6 +363,11 @@ def test_wrong_betas(betas, message):
         DDPM(torch.tensor(betas))
 
 
+def test_a_schedule_by_name():
+    with pytest.raises(TypeError, match=r"DDPM takes a vector of betas, got 'linear': write DDPM\.linear\(\)"):
+        DDPM("linear")
+
+
 LINEAR, COSINE = DDPM.linear(), DDPM.cosine(4000)
 
 
