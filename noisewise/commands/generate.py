@@ -18,7 +18,7 @@ from noisewise import distributed
 from noisewise.commands.parser import Parser
 from noisewise.generation.images import make_decoder, save_grid
 from noisewise.generation.run_samples import evaluation_solver
-from noisewise.generation.sets import PRECISIONS, ImageSet, fill, image_set
+from noisewise.generation.sets import PRECISIONS, ImageSet, atomically, fill, image_set
 from noisewise.generation.solvers import Solver
 from noisewise.generation.trained import WEIGHTS, Trained, load_trained
 from noisewise.training.display import Count
@@ -136,8 +136,8 @@ def run(args: argparse.Namespace) -> int:
             everything = torch.cat(list(images.batches()))
             with writing(named, out):
                 if format == "npz":
-                    with out.open("wb") as file:  # of a name, numpy would make another
-                        np.savez_compressed(file, images=everything.permute(0, 2, 3, 1).numpy())
+                    pixels = everything.permute(0, 2, 3, 1).numpy()
+                    atomically(out, lambda file: np.savez_compressed(file, images=pixels))
                 else:
                     save_grid(everything, out)
             images.remove()

@@ -119,9 +119,9 @@ class ImageSet:
         if self.format == "png":
             for number, image in zip(chunk, values, strict=True):
                 picture = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
-                _atomically(self.image_file(number), partial(picture.save, format="PNG"))
+                atomically(self.image_file(number), partial(picture.save, format="PNG"))
         else:
-            _atomically(self.chunk_file(chunk), lambda file: _save_array(file, values))
+            atomically(self.chunk_file(chunk), lambda file: _save_array(file, values))
 
     def batches(self) -> Iterator[Tensor]:
         """All images, chunk by chunk, uint8 (n, channels, height, width)."""
@@ -148,11 +148,15 @@ def _is_whole_png(path: Path) -> bool:
         return False
 
 
-def _atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+def atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file, whole or not at all."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    with open_new(temporary) as file:
-        write(file)
-    temporary.replace(path)
+    try:
+        with open_new(temporary) as file:
+            write(file)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _save_array(file: IO[bytes], values: np.ndarray) -> None:

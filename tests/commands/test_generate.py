@@ -1,5 +1,6 @@
 """noisewise generate, as a user calls it."""
 
+import errno
 import json
 
 import numpy as np
@@ -32,6 +33,23 @@ def test_by_default_pictures_lie_in_the_run(run, capsys):
     assert f"5 images of step 12 (ddim:steps=3,spacing=uniform): {folder}" in capsys.readouterr().out
     record = json.loads((folder / "generation.json").read_text())
     assert (record["count"], record["step"], record["weights"], record["seed"]) == (5, 12, "ema", 0)
+
+
+def test_an_npz_file_that_does_not_fit_is_not_there(run, tmp_path, capsys, monkeypatch):
+    def full(file, **arrays):
+        file.write(b"PK")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("noisewise.commands.generate.np.savez_compressed", full)
+        assert generate(run, "--count", 2, "--out", tmp_path / "i.npz") == 1
+    said = capsys.readouterr().err
+    assert "i.npz cannot be written: " in said
+    assert "No space left on device" in said
+    assert not [file for file in tmp_path.iterdir() if file.is_file()]
+    assert sorted(file.name for file in (tmp_path / "i.npz.parts").iterdir())  # its images, for the next time
+    assert generate(run, "--count", 2, "--out", tmp_path / "i.npz") == 0
+    assert np.load(tmp_path / "i.npz")["images"].shape == (2, 8, 8, 1)
 
 
 def test_a_folder_an_npz_file_and_a_grid_hold_the_same_images(run, tmp_path):
