@@ -171,7 +171,11 @@ class Training:
         chosen = torch.randint(0, len(self.images), (self.args.batch,), generator=self.generator)
         x0 = flipped(self.images[chosen], torch.rand(self.args.batch, generator=self.generator) < 0.5)
         draw = recipe.sample(x0)
-        recipe.loss(draw, self.objective.losses(self.model, x0, draw.u)).backward()
+
+        def loss_at(rows: Tensor, u: Tensor) -> Tensor:
+            return self.objective.losses(self.model, x0[rows], u)
+
+        recipe.loss(draw, self.objective.losses(self.model, x0, draw.u), loss_at).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.step()
