@@ -13,6 +13,7 @@ BENCHMARKS = DOCS.parent / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 sys.path.append(str(BENCHMARKS))
 from rows import spec_now as spec_now  # noqa: E402
+from rows import text_of as text_of  # noqa: E402
 
 
 @cache

@@ -1,12 +1,14 @@
 """What was measured with each sampler and weighting."""
 
+import inspect
 import statistics
 from functools import cache
 from typing import Any
 
-from noisewise.spec import parse
+from noisewise.spec import Term, parse
+from noisewise.weighting import WEIGHTINGS
 
-from . import rows, spec_now, table
+from . import rows, spec_now, table, text_of
 
 FILES = ("digits_screen.jsonl", "digits_search.jsonl", "digits_cards.jsonl", "digits_long.jsonl", "digits_continuous.jsonl")
 FILES += ("digits_bells.jsonl", "digits_default.jsonl", "digits_warmup.jsonl", "cifar10-v1-field.jsonl")
@@ -27,14 +29,23 @@ def ends() -> list[dict[str, Any]]:
         for row in rows(file):
             if row.get("share") == 1 and row["distance"] is not None:
                 where = (DATA.get(row["name"], row["name"]), row["process"], row["steps"])
-                found.append({**row, "sampler": spec_now(row), "where": where})
+                found.append({**row, "sampler": shortened(spec_now(row)), "where": where})
     for row in rows("thumbnails.jsonl"):
         if row["step"] in EARLY_AND_LATE and "solver" not in row:
             judged = row["seed"], row.get("classifier", "")  # distances by one classifier alone can be compared
-            found.append(
-                {**row, "sampler": row["spec"], "where": ("CIFAR-10 at 8×8", row["process"], row["step"]), "seed": judged}
-            )
+            where = "CIFAR-10 at 8×8", row["process"], row["step"]
+            found.append({**row, "sampler": shortened(row["spec"]), "where": where, "seed": judged})
     return found
+
+
+def shortened(spec: str) -> str:
+    """A spec without settings of its weightings that are what they are by default."""
+    terms = []
+    for term in parse(spec):
+        settings = inspect.signature(WEIGHTINGS[term.name]).parameters if term.name in WEIGHTINGS else {}
+        usual = {name: str(setting.default).removesuffix(".0") for name, setting in settings.items()}
+        terms.append(Term(term.name, {name: value for name, value in term.options.items() if value != usual.get(name)}))
+    return "+".join(map(text_of, terms))
 
 
 def measured(name: str, which: str = "") -> str:
