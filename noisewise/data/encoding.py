@@ -5,7 +5,6 @@ same call goes on where it stopped: progress.json says how many rows are safely 
 refused.
 """
 
-import fcntl
 import json
 import math
 import os
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from noisewise.data.latents import INDEX, VERSION
 from noisewise.data.source import Source
+from noisewise.training.plain_files import locked
 
 KINDS = {"AutoencoderKL": AutoencoderKL, "VQModel": VQModel}
 SCALE_OF_SD = 0.18215  # diffusers' default for every VQModel too, which LDM does not rescale (Rombach et al. 2022, D.1)
@@ -93,7 +93,7 @@ def load_autoencoder(name: str, subfolder: str | None, device: torch.device | st
 # From pictures to latents, on disk ------------------------------------------------------------------------------------
 
 
-PROGRESS, LOCK = "progress.json", ".lock"
+PROGRESS = "progress.json"
 STORES = ("float16", "float32")
 
 
@@ -156,7 +156,7 @@ def encode(
         write_json(partial / INDEX, settings)
         partial.rename(out)
         (out / PROGRESS).unlink()
-        (out / LOCK).unlink()
+        (out / ".lock").unlink()
     return out
 
 
@@ -170,11 +170,11 @@ def check_new(out: Path) -> None:
 def alone(folder: Path) -> Iterator[None]:
     """No other call fills the folder, which is made if need be, within the block."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(f"{folder} is being filled by another process: wait, or choose another folder") from None
+    try:
+        lock = locked(folder)
+    except BlockingIOError:
+        raise BlockingIOError(f"{folder} is being filled by another process: wait, or choose another folder") from None
+    with lock:
         yield
 
 

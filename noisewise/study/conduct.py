@@ -1,7 +1,6 @@
 """The runs of a comparison: a configuration for each, what can be found out before anything is trained, and what brings all of
 them to their end, however often it is stopped."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -25,7 +24,7 @@ from noisewise.training import checkpoint
 from noisewise.training.components import Parts, build_parts, open_source
 from noisewise.training.config import FREE_WITHIN, Config
 from noisewise.training.options import flat
-from noisewise.training.plain_files import open_own, read_plain, writing
+from noisewise.training.plain_files import locked, read_plain, writing
 from noisewise.training.run_folder import sweep
 from noisewise.training.signals import StopRequest
 
@@ -121,11 +120,11 @@ def alone(folder: Path) -> Iterator[None]:
         raise ValueError(f"--out {folder} is a file: name a folder")
     with writing(f"--out {folder}", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with open(open_own(folder / ".lock", os.O_RDWR | os.O_CREAT), "r+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RuntimeError(f"another comparison is at work in {folder}: wait for it, or give another --out") from None
+    try:
+        lock = locked(folder)
+    except BlockingIOError:
+        raise RuntimeError(f"another comparison is at work in {folder}: wait for it, or give another --out") from None
+    with lock:
         sweep(folder)
         yield
 

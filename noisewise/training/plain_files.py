@@ -5,6 +5,7 @@ What is written is durable when `sync` has been called for the file and for each
 """
 
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -70,6 +71,17 @@ def open_own(path: Path, flags: int) -> int:
         os.close(descriptor)
         raise OSError(_not_ours(path))
     return descriptor
+
+
+def locked(folder: Path) -> IO[str]:
+    """The lock of a folder, which no other process has until it is closed; BlockingIOError if one has it."""
+    lock = os.fdopen(open_own(folder / ".lock", os.O_RDWR | os.O_CREAT), "r+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        lock.close()
+        raise
+    return lock
 
 
 def open_new(path: Path) -> IO[bytes]:

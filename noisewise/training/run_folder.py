@@ -7,7 +7,6 @@ samples/            pictures
 checkpoints/        see checkpoint.py
 """
 
-import fcntl
 import json
 import os
 import platform
@@ -26,7 +25,7 @@ import noisewise
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
 from noisewise.training.options import as_yaml, changed, load_config
-from noisewise.training.plain_files import inside, make_folder, open_new, open_own, read_lines, read_rows, sync, writing
+from noisewise.training.plain_files import inside, locked, make_folder, open_new, open_own, read_lines, read_rows, sync, writing
 
 COMPARISON = "comparison.json"  # that compare writes into its folder
 
@@ -89,12 +88,11 @@ class RunFolder:
 
     def _take_lock(self) -> None:
         """Two processes in one folder would destroy each other's checkpoints."""
-        self._lock = os.fdopen(open_own(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+")
-        _OPEN.add(self)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = locked(self.path)
         except BlockingIOError:
             raise FolderInUse(f"{self.path} is in use by another process: wait for it, or give another --out") from None
+        _OPEN.add(self)
 
     def end(self) -> None:
         """Let others use the folder."""
