@@ -240,6 +240,8 @@ def test_the_later_of_steps_and_epochs_counts(arguments, steps, epochs, tmp_path
     given = [f"--config={tmp_path / one}.yaml" if one in files else one for one in arguments]
     config = parsed(*given)
     assert (config.steps, config.epochs) == (steps, epochs)
+    printed = yaml.safe_load(as_yaml(config))
+    assert (printed["steps"], printed["epochs"]) == (steps, epochs)
 
 
 def test_steps_and_epochs_on_one_line_are_refused():
