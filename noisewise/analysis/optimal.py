@@ -26,10 +26,10 @@ from noisewise.metrics.optimal_loss import (
     remembered,
     save_optimal_loss,
 )
+from noisewise.plain_files import writing
 from noisewise.study.outcome import read_outcome
 from noisewise.training.components import open_source
 from noisewise.training.config import Config
-from noisewise.training.plain_files import writing
 from noisewise.training.run_folder import RunFolder
 
 APART = 0.05  # a distance of the bounds, as a share of the loss, that is worth a word

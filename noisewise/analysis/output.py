@@ -15,9 +15,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.table import Table
 
 from noisewise.looking.palette import moment_colours
+from noisewise.plain_files import writing
 from noisewise.processes import Process
 from noisewise.training.display import Display, clock, line
-from noisewise.training.plain_files import writing
 from noisewise.training.trainer import Trainer
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from noisewise.commands.generate import DEVICES, place
 from noisewise.commands.parser import Parser
 from noisewise.data import SOURCES, open_data
+from noisewise.plain_files import writing
 from noisewise.training.display import Count
 from noisewise.training.options import read_mapping
-from noisewise.training.plain_files import writing
 from noisewise.training.signals import StopRequest
 
 

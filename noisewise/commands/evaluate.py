@@ -46,6 +46,7 @@ from noisewise.metrics.optimal_loss import (
     remembered,
     save_optimal_loss,
 )
+from noisewise.plain_files import inside, writing
 from noisewise.precision import full_float32
 from noisewise.processes import Process
 from noisewise.study.measure import (
@@ -62,7 +63,6 @@ from noisewise.training.components import open_source
 from noisewise.training.config import Config
 from noisewise.training.display import Count
 from noisewise.training.options import read_mapping
-from noisewise.training.plain_files import inside, writing
 from noisewise.training.run_folder import COMPARISON, RunFolder, environment, settings_of
 from noisewise.weighting import VLB
 

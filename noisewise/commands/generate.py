@@ -21,8 +21,8 @@ from noisewise.generation.run_samples import evaluation_solver
 from noisewise.generation.sets import PRECISIONS, ImageSet, atomically, fill, image_set
 from noisewise.generation.solvers import Solver
 from noisewise.generation.trained import WEIGHTS, Trained, load_trained
+from noisewise.plain_files import inside, writing
 from noisewise.training.display import Count
-from noisewise.training.plain_files import inside, writing
 
 ENDINGS = {"npz": ".npz", "grid": ".png"}
 NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".zip")

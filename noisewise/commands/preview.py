@@ -21,12 +21,12 @@ import numpy as np
 from noisewise.commands.parser import Parser
 from noisewise.looking.recipe_curves import AT, AXES, CURVES, WEIGHT_OF, Axis, Preview, draw_previews, limits, preview
 from noisewise.objective import PREDICTIONS, Objective
+from noisewise.plain_files import writing
 from noisewise.processes import PROCESSES
 from noisewise.recipes import recipe
 from noisewise.samplers import Sampler
 from noisewise.samplers.learning import Learner
 from noisewise.spec import SpecError, build_process, build_weighting
-from noisewise.training.plain_files import writing
 from noisewise.weighting import Learned, Weighting
 
 SCHEDULER_SETTINGS = {

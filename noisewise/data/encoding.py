@@ -22,7 +22,7 @@ from torch import Tensor
 
 from noisewise.data.latents import INDEX, VERSION
 from noisewise.data.source import Source
-from noisewise.training.plain_files import locked
+from noisewise.plain_files import locked
 
 KINDS = {"AutoencoderKL": AutoencoderKL, "VQModel": VQModel}
 SCALE_OF_SD = 0.18215  # diffusers' default for every VQModel too, which LDM does not rescale (Rombach et al. 2022, D.1)

@@ -13,10 +13,10 @@ from noisewise import distributed
 from noisewise.generation.images import generate_batches, save_grid
 from noisewise.generation.replay import Replay
 from noisewise.generation.solvers import Solver, default_solver
+from noisewise.plain_files import inside
 from noisewise.processes import Process
 from noisewise.spec import build_process
 from noisewise.training.config import Config
-from noisewise.training.plain_files import inside
 from noisewise.training.run import Run
 
 

@@ -23,8 +23,8 @@ from noisewise import distributed
 from noisewise.generation.images import Decoder, check_label, generate_batches, to_uint8
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import Trained
+from noisewise.plain_files import open_new, read_plain
 from noisewise.precision import full_float32
-from noisewise.training.plain_files import open_new, read_plain
 from noisewise.training.run_folder import replace_file, sweep
 
 FORMATS = ("png", "npy")

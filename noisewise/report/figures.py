@@ -13,6 +13,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from noisewise.looking.palette import AROUND_UNIFORM, Method
+from noisewise.plain_files import writing
 from noisewise.report.charts import (
     Chart,
     HeatMap,
@@ -28,7 +29,6 @@ from noisewise.report.charts import (
 )
 from noisewise.report.subject import Subject, read_subject
 from noisewise.report.thumbnails import Picture, corner, pictures_of, read_pixels
-from noisewise.training.plain_files import writing
 from noisewise.words import in_lines
 
 FORMATS = ("png", "svg", "pdf")

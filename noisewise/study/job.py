@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from noisewise.plain_files import open_new, read_plain
 from noisewise.study.outcome import FAILURE, LOG, Failure, checked, read_outcome, write_failure
 from noisewise.training.checkpoint import steps_in
 from noisewise.training.config import Config
-from noisewise.training.plain_files import open_new, read_plain
 from noisewise.training.signals import StopRequest
 
 ROWS = 20  # of metrics that a short run has at least

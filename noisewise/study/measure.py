@@ -22,10 +22,10 @@ from noisewise.metrics.distances import Network, choose_network, compare_images,
 from noisewise.metrics.features import features
 from noisewise.metrics.heldout import held_out_losses
 from noisewise.metrics.reference import Reference
+from noisewise.plain_files import inside
 from noisewise.processes import DDPM
 from noisewise.study.outcome import Evaluation
 from noisewise.training.components import open_source
-from noisewise.training.plain_files import inside
 from noisewise.training.run import Run
 from noisewise.weighting import VLB
 

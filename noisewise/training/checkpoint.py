@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
-from noisewise.training.plain_files import make_folder, read_plain, sync
+from noisewise.plain_files import make_folder, read_plain, sync
 from noisewise.training.tensor_files import (
     INDEX,
     Description,

@@ -12,6 +12,7 @@ import torch
 
 from noisewise import distributed
 from noisewise.models.build import MODELS, remember
+from noisewise.plain_files import inside
 from noisewise.training import checkpoint
 from noisewise.training.components import Parts, build_parts, with_network
 from noisewise.training.config import AUTO, Config
@@ -20,7 +21,6 @@ from noisewise.training.ema import mostly_initial
 from noisewise.training.guard import Diverged
 from noisewise.training.options import flat, load_config
 from noisewise.training.parallel import make_accelerator
-from noisewise.training.plain_files import inside
 from noisewise.training.run_folder import RunFolder
 from noisewise.training.saving import Pending, Saver, begin_shards
 from noisewise.training.signals import StopRequest

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 import noisewise
+from noisewise.plain_files import inside, locked, make_folder, open_new, open_own, read_lines, read_rows, sync, writing
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
 from noisewise.training.options import as_yaml, changed, load_config
-from noisewise.training.plain_files import inside, locked, make_folder, open_new, open_own, read_lines, read_rows, sync, writing
 
 COMPARISON = "comparison.json"  # that compare writes into its folder
 

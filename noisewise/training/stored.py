@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader
 
+from noisewise.plain_files import read_plain
 from noisewise.training.config import Config
-from noisewise.training.plain_files import read_plain
 from noisewise.words import closest
 
 FREE_FORM = ("data.options", "model.options", "evaluation.data_options")  # only their source or network knows these

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from noisewise.training.plain_files import open_new, read_plain
+from noisewise.plain_files import open_new, read_plain
 
 Description = dict[str, Any]  # bytes and sha256 of a file
 Rows = tuple[str, int, int]  # a file, and the first row and the one after the last that it holds

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from noisewise.plain_files import inside
 from noisewise.study.job import Status
-from noisewise.training.plain_files import inside
 from noisewise.training.run_folder import git_state, replace_file
 from tests.generation.runs import copy_of_run
 

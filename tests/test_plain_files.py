@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from noisewise.training.plain_files import writing
+from noisewise.plain_files import writing
 from noisewise.training.run_folder import replace_file
 
 
