@@ -12,6 +12,8 @@ TARGETED, STRATIFIED, FLOORED = "2026-11-16T09:26:59", "2026-11-16T12:10:00", "2
 """Since when (UTC) `adaptive` alone trains Min-SNR's objective, draws in strata, and has a floor of 0.35, no longer 0.2."""
 EXACT, MIRRORED = "2026-11-18T02:30:51", "2026-11-18T01:58:38"
 """Since when `paper_*` is Algorithm 2 to the letter, and `speed:mirror=true` mirrors where the authors' code does."""
+PINNED = {"f097b5de7228daa32fdafcf19f45ea1892ca91f1": "2026-11-17T16:56:57"}
+"""Commits that later sessions ran, with the time of the code."""
 EARLIER_PAPER = {"estimator": "reinforce", "strata": "1000", "normalise": "false", "floor": "0", "target": "vlb"}
 """What `paper_cifar10` was before, on the linear schedule, as options of `adaptive`; draws were independent."""
 PLACE = re.compile(r"""(?<![\w.:/~])/(?:[^\s/'"<>,:;()]+/)*([^\s/'"<>,:;()]+)/?""")  # an absolute path within a text, not a URL
@@ -37,6 +39,7 @@ def publishable(value: Any) -> Any:
 def spec_now(row: dict[str, Any]) -> str:
     """The spec that means today what the spec of a row of field.py meant when its session began, without today's defaults."""
     terms, session = parse(row["sampler"]), row.get("session", "now")
+    session = PINNED.get(row.get("environment", {}).get("git", ""), session)
     if session < EXACT:
         terms = [_paper_then(term) if term.name == "paper_cifar10" else term for term in terms]
     if session < MIRRORED:

@@ -163,20 +163,24 @@ def what_pictures_want() -> str:
 
 
 def by_solver() -> str:
-    """FID by the solver along the way and by the papers', and both over uniform's after the same steps."""
-    usual, ancestral = {}, {}
+    """FID by the solver along the way and by ancestral steps, and each over uniform's after the same steps."""
+    solvers = {"DDIM-50": "", "ancestral-250": "ddpm:steps=250", "ancestral-1000": "ddpm:steps=1000"}
+    known: dict[str, dict[tuple[str, int, str, int], float]] = {name: {} for name in solvers.values()}
     for row in rows("cifar10-v2-runs.jsonl"):
-        usual[about(row, NAMES.get(spec_now(row), row["method"]))] = row["distance"]
+        known[""][about(row, NAMES.get(spec_now(row), row["method"]))] = row["distance"]
     for row in rows("cifar10-v2-solvers.jsonl"):
-        assert row["solver"] == "ddpm:steps=1000,variance=fixed_large"
-        ancestral[about(row, NAMES.get(spec_now(row), row["sampler"]))] = row["fid"]
+        solver, _, variance = row["solver"].partition(",")
+        assert variance == "variance=fixed_large"
+        known[solver][about(row, NAMES.get(spec_now(row), row["sampler"]))] = row["fid"]
+    asked = {run for solver, curve in known.items() if solver for run in curve}
     lines = []
-    for process, seed, method, step in sorted(ancestral, key=lambda run: (run[0], run[3], run[2] != "uniform", run[2])):
-        own, uniform = ([known[process, seed, one, step] for known in (usual, ancestral)] for one in (method, "uniform"))
-        ratios = ("" if method == "uniform" else f"{mine / other:.2f}" for mine, other in zip(own, uniform, strict=True))
-        lines.append([process, str(seed), f"{step:,}", method, *(f"{fid:.1f}" for fid in own), *ratios])
-    heads = ["DDIM-50", "ancestral"]
-    return table(["process", "seed", "steps", "method", *heads, *(f"{head} over uniform's" for head in heads)], lines)
+    for process, seed, method, step in sorted(asked, key=lambda run: (run[0], run[3], run[2] != "uniform", run[2])):
+        own, uniform = ([curve.get((process, seed, one, step)) for curve in known.values()] for one in (method, "uniform"))
+        pairs = [(mine, other if method != "uniform" else None) for mine, other in zip(own, uniform, strict=True)]
+        distances = ["–" if mine is None else f"{mine:.1f}" for mine, _ in pairs]
+        ratios = ["" if mine is None or other is None else f"{mine / other:.2f}" for mine, other in pairs]
+        lines.append([process, str(seed), f"{step:,}", method, *distances, *ratios])
+    return table(["process", "seed", "steps", "method", *solvers, *(f"{name} over uniform's" for name in solvers)], lines)
 
 
 def small_images() -> str:
