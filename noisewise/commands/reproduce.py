@@ -16,8 +16,8 @@ from pathlib import Path
 from noisewise.commands.parser import Parser
 from noisewise.papers import SCALES, STUDIES
 from noisewise.papers.evidence import Scale
+from noisewise.plain_files import replace_file
 from noisewise.study.outcome import read_comparison
-from noisewise.training.run_folder import replace_file
 from noisewise.words import closest
 
 DONE = "commands.txt"  # those that have come to their end in a folder

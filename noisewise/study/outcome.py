@@ -18,10 +18,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from noisewise.plain_files import read_lines, read_plain
+from noisewise.plain_files import read_lines, read_plain, replace_file
 from noisewise.training.config import Config
 from noisewise.training.options import as_yaml, load_config
-from noisewise.training.run_folder import COMPARISON, replace_file, settings_of
+from noisewise.training.run_folder import COMPARISON, settings_of
 
 FORMAT = 1  # of comparison.json
 PLAN, FAILURE, LOG = COMPARISON, "failure.json", "log.txt"
