@@ -25,6 +25,7 @@ from noisewise.training import checkpoint
 from noisewise.training.components import Parts, build_parts, open_source
 from noisewise.training.config import FREE_WITHIN, Config
 from noisewise.training.options import flat
+from noisewise.training.run_folder import FolderInUse
 from noisewise.training.signals import StopRequest
 
 Foretell = Callable[[int], float]
@@ -122,7 +123,7 @@ def alone(folder: Path) -> Iterator[None]:
     try:
         lock = locked(folder)
     except BlockingIOError:
-        raise RuntimeError(f"another comparison is at work in {folder}: wait for it, or give another --out") from None
+        raise FolderInUse(f"another comparison is at work in {folder}: wait for it, or give another --out") from None
     with lock:
         sweep(folder)
         yield

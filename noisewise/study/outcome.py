@@ -36,6 +36,10 @@ ROW: dict[str, Any] = {  # of training, as far as anything is drawn from it
 }
 
 
+class NoneFinished(RuntimeError):
+    """No run of a comparison has come to its end."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a comparison was asked for."""

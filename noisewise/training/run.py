@@ -309,9 +309,7 @@ def train(
                 )
         except OSError as error:
             good = checkpoint.newest_name(run.folder.checkpoints)
-            raise RuntimeError(
-                f"{error}; the last good checkpoint is {good or 'none yet'}, go on from it with --resume"
-            ) from error
+            raise OSError(f"{error}; the last good checkpoint is {good or 'none yet'}, go on from it with --resume") from error
         finally:
             if run.trainer.step == 0:
                 run.forget()
