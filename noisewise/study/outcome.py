@@ -96,10 +96,7 @@ class Evaluation:
     vlb: float | None = None  # their mean with the weights of the variational bound, where the process has them
     picture: str | None = None  # of a few samples, relative to the run's folder
     headline_images: int | None = None
-    headline: float | None = (
-        None  # the distance of so many images; `distance` falls with their number, so the two are not compared
-    )
-
+    headline: float | None = None  # the distance of so many; `distance` falls with their number, so the two are not compared
     error: float | None = None  # the standard error of `distance` for this number of images, at the end of a run
 
     def __post_init__(self) -> None:
