@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from noisewise import distributed
+from noisewise.generation.guidance import check_interval
 from noisewise.generation.images import Decoder, check_label, generate_batches, to_uint8
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import Trained
@@ -181,8 +182,7 @@ def image_set(
             "guidance needs a model that was also trained without classes, and this one has seen them always "
             "(model.label_dropout=0); leave it at 1"
         )
-    if not 0 <= interval[0] <= interval[1] <= 1:
-        raise ValueError(f"interval must be two values of u with 0 <= low <= high <= 1, got {interval}")
+    check_interval(interval)
     solver = solver or default_solver(trained.objective.process)
     solver.grid(trained.objective.process)  # raises if it asks for more than the process has
     record = {
