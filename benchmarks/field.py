@@ -36,6 +36,7 @@ from rows import append, publishable, spec_now
 
 from noisewise.commands.compare import shares
 from noisewise.metrics.distances import choose_network, real_statistics
+from noisewise.plain_files import read_rows
 from noisewise.report.opening import counted
 from noisewise.spec import split_specs
 from noisewise.study.conduct import combinations, conduct
@@ -46,7 +47,6 @@ from noisewise.training.components import open_source
 from noisewise.training.config import Config
 from noisewise.training.options import dotted, flat, load_preset, plain
 from noisewise.training.parallel import make_accelerator
-from noisewise.training.run_folder import read_rows
 from noisewise.training.signals import StopRequest
 
 REPAIRED = "paper_cifar10:normalise=true,floor=0.2,target=(vlb:clip=5)"

@@ -19,10 +19,10 @@ from typing import Any
 from field import key
 from rows import spec_now
 
+from noisewise.plain_files import read_rows
 from noisewise.samplers import SAMPLERS
 from noisewise.spec import parse
 from noisewise.study.outcome import FAILURE, Plan
-from noisewise.training.run_folder import read_rows
 
 TRAINING = ("step", "seconds", "steps_per_second", "density_by_level", "objective_by_level", "effective_share")
 

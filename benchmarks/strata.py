@@ -41,6 +41,7 @@ from noisewise.generation.run_samples import run_samples
 from noisewise.generation.solvers import Solver
 from noisewise.looking.validation import Validation
 from noisewise.objective import Objective
+from noisewise.plain_files import read_rows
 from noisewise.processes import DDPM, Process
 from noisewise.samplers import Sampler
 from noisewise.samplers.static import Uniform
@@ -48,7 +49,7 @@ from noisewise.study.measure import distance_to_data, held_out_of
 from noisewise.training.config import Config, EMAConfig
 from noisewise.training.options import load_preset, plain
 from noisewise.training.run import Run
-from noisewise.training.run_folder import environment, read_rows
+from noisewise.training.run_folder import environment
 from noisewise.training.signals import StopRequest
 from noisewise.training.trainer import Trainer
 from noisewise.weighting import P2, VLB, MinSNR, Weighting

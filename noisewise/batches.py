@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from noisewise import distributed
+from noisewise.levels import check_floating
 
 Where = str | int | Callable[[Any], Tensor] | None
 """Where x0 is in a batch: its key or position, a function of the batch, or None for the batch itself or its first item."""
@@ -27,8 +28,7 @@ def data_of(batch: Any, where: Where = None) -> Tensor:
             f"a batch must be x0 or a tuple that begins with it, got {type(batch).__name__}: "
             f"say where x0 is with x0=KEY{hint}, or with a function of the batch"
         )
-    if not data.is_floating_point():
-        raise TypeError(f"x0 must be floating-point, got {data.dtype}: scale images to [-1, 1] first")
+    check_floating(data)
     if not data.ndim or not data.numel():
         raise ValueError(f"x0 must hold at least one sample, got shape {tuple(data.shape)}")
     return data

@@ -144,6 +144,10 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
     return model
 
 
+class FailedElsewhere(RuntimeError):
+    """Another process has failed, so this one cannot go on."""
+
+
 @contextmanager
 def together() -> Iterator[None]:
     """What fails on one rank in the block fails on all of them after it, instead of leaving the others waiting."""
@@ -153,7 +157,7 @@ def together() -> Iterator[None]:
     except Exception as error:
         failure = error
     if largest(int(failure is not None), torch.device("cpu")):
-        raise failure or RuntimeError("another process has failed; its message says why")
+        raise failure or FailedElsewhere("another process has failed; its message says why")
 
 
 def barrier() -> None:

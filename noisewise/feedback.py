@@ -53,13 +53,12 @@ def preserved_random_state(seed: int | None = None) -> Iterator[None]:
 @contextmanager
 def put_back(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Tensors have their own values again after the block, bit for bit and in place."""
-    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    tensors = list(tensors)
+    before = copies(tensors)
     try:
         yield
     finally:
-        with torch.no_grad():
-            for tensor, value in before:
-                tensor.copy_(value)
+        write(tensors, before)
 
 
 def preserved_buffers(model: nn.Module | None) -> AbstractContextManager[None]:
@@ -247,12 +246,9 @@ class KeptParameters:
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """The kept parameters inside the block, today's after it, bit for bit."""
-        now = copies(self.parameters)
-        try:
+        with put_back(self.parameters):
             write(self.parameters, self.kept)
             yield
-        finally:
-            write(self.parameters, now)
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:

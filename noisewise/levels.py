@@ -13,6 +13,12 @@ def over_samples(per_sample: Tensor, like: Tensor) -> Tensor:
     return per_sample.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
 
 
+def check_floating(x0: Tensor) -> None:
+    """An error if data have not been scaled yet."""
+    if not x0.is_floating_point():
+        raise TypeError(f"x0 must be floating-point, got {x0.dtype}: scale images to [-1, 1] first")
+
+
 def check_tensor(u: Tensor) -> None:
     """An error if u is something else, such as the draw that it belongs to."""
     if not isinstance(u, Tensor):

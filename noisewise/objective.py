@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from noisewise.levels import check_tensor, over_samples
+from noisewise.levels import check_floating, check_tensor, over_samples
 from noisewise.processes import Process, check_process
 
 Prediction = Literal["eps", "x0", "v", "flow", "edm"]
@@ -98,8 +98,7 @@ class Objective:
         self, model: Callable[..., Any], x0: Tensor, u: Tensor, noise: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
         """One loss per sample: add noise to `x0`, call `model(input, time, *args, **kwargs)`, and compare."""
-        if not x0.is_floating_point():
-            raise TypeError(f"x0 must be floating-point, got {x0.dtype}: scale images to [-1, 1] first")
+        check_floating(x0)
         check_tensor(u)
         noise = torch.randn_like(x0) if noise is None else noise
         x_u = self.process.add_noise(x0, noise, u)

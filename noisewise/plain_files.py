@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,6 +89,41 @@ def open_new(path: Path) -> IO[bytes]:
     """A temporary file of ours, open for writing; what a killed process has left in its place is removed, a link too."""
     path.unlink(missing_ok=True)
     return open(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")
+
+
+@contextmanager
+def replacing(path: Path, durable: bool = True) -> Iterator[IO[bytes]]:
+    """A file to write: after the block it replaces the one at `path`, or the old one is left, whatever happens.
+
+    Without `durable` a power cut soon after may empty it, which many small files are quicker for.
+    """
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        with open_new(temporary) as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+        if durable:
+            sync(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace_file(path: Path, content: str | bytes | memoryview, durable: bool = True) -> None:
+    """Write a file so that it is either the old one or the new one; see `replacing`."""
+    with replacing(path, durable) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the temporary files of a folder that a killed process has left."""
+    for path in folder.glob(".*-*"):
+        left = re.fullmatch(r"\..+\.(?:yaml|jsonl|json|html|csv|npy|png)-(\d{1,9})", path.name)
+        if left and not path.is_dir() and not os.path.exists(f"/proc/{left[1]}"):
+            path.unlink(missing_ok=True)
 
 
 def inside(folder: Path, path: Path) -> Path:

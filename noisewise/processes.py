@@ -25,7 +25,7 @@ from typing import Any, Literal, SupportsIndex
 import torch
 from torch import Tensor
 
-from noisewise.levels import check_range, check_size, check_u, edges_between, interval, middles, over_samples
+from noisewise.levels import check_floating, check_range, check_size, check_u, edges_between, interval, middles, over_samples
 
 
 class Process(ABC):
@@ -76,8 +76,7 @@ class Process(ABC):
 
     def add_noise(self, x0: Tensor, noise: Tensor, u: Tensor) -> Tensor:
         """x_u for a batch of any shape; `noise` has the shape of `x0`, `u` one entry per sample."""
-        if not x0.is_floating_point():
-            raise TypeError(f"x0 must be floating-point, got {x0.dtype}: scale images to [-1, 1] first")
+        check_floating(x0)
         if noise.shape != x0.shape:
             raise ValueError(f"noise must have the shape of x0, {tuple(x0.shape)}, got {tuple(noise.shape)}")
         if u.shape != x0.shape[:1]:

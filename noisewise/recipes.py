@@ -23,7 +23,7 @@ from noisewise.levels import check_per_sample
 from noisewise.listener import Listener, untraced
 from noisewise.objective import Objective
 from noisewise.processes import Process, check_same
-from noisewise.running import KeepsPrecision
+from noisewise.running import KeepsPrecision, begun_on_cpu
 from noisewise.samplers import AdaptiveSampler, Draw, LossAt, Sampler
 from noisewise.samplers.learning import Learner, check_weighting, split_objective
 from noisewise.sound import check_sound
@@ -46,9 +46,8 @@ def recipe(spec: str, objective: Objective | Process, **settings: Any) -> "Recip
     if not isinstance(spec, str):
         raise TypeError(f"recipe takes the spec first, a string such as 'adaptive', then the objective; got {repr(spec)[:80]}")
     process, known = split_objective(objective, None, "second")
-    with torch.device("cpu"):  # where all of it begins, whatever the caller's default device; it follows the batches
-        sampler, weighting = build_parts(spec, process, known, settings)
-        return Recipe(sampler, weighting, known, spec)
+    sampler, weighting = build_parts(spec, process, known, settings)
+    return Recipe(sampler, weighting, known, spec)
 
 
 class Recipe(KeepsPrecision):
@@ -64,6 +63,7 @@ class Recipe(KeepsPrecision):
         spec: its name in messages.
     """
 
+    @begun_on_cpu
     def __init__(
         self, sampler: Sampler, weighting: Weighting | None = None, objective: Objective | None = None, spec: str = ""
     ) -> None:

@@ -3,9 +3,10 @@
 Memory is O(bins) however long training runs; everything is gathered over ranks, so all of them hold the same numbers.
 """
 
+import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,20 @@ LARGEST = 1e15  # of losses: its square is a float32; what is beyond counts as n
 def wide(tensor: Tensor) -> Tensor:
     """In double precision, where the device has it."""
     return tensor if tensor.device.type == "mps" else tensor.double()
+
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+def begun_on_cpu(init: Init) -> Init:
+    """An `__init__` that makes its tensors on the CPU, whatever the caller's default device; they follow the batches."""
+
+    @functools.wraps(init)
+    def on_cpu(*given: Any, **settings: Any) -> None:
+        with torch.device("cpu"):
+            init(*given, **settings)
+
+    return cast(Init, on_cpu)
 
 
 class KeepsPrecision(nn.Module):

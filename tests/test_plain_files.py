@@ -1,13 +1,13 @@
-"""What cannot be written is named as the user knows it, with the reason."""
+"""Files appear whole or not at all; what cannot be written is named as the user knows it, with the reason."""
 
 import errno
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from noisewise.plain_files import writing
-from noisewise.training.run_folder import replace_file
+from noisewise.plain_files import replace_file, replacing, sweep, writing
 
 
 def said(path, act):
@@ -58,3 +58,52 @@ def test_what_can_be_written_is(tmp_path):
     with writing("--out x", tmp_path / "x"):
         make(tmp_path / "x")
     assert (tmp_path / "x").is_dir()
+
+
+# Whole or not at all
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_is_replaced_or_left_alone(tmp_path, durable):
+    path = tmp_path / "file"
+    replace_file(path, "old", durable)
+    replace_file(path, "new", durable)
+    for error in (OSError("No space left on device"), KeyboardInterrupt()):
+        with pytest.raises(type(error)), replacing(path, durable) as file:  # noqa: PT012
+            file.write(b"half")
+            raise error
+    assert (path.read_text(), [entry.name for entry in tmp_path.iterdir()]) == ("new", ["file"])
+
+
+def test_a_disk_that_is_full_when_flushed_leaves_the_old_file(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "file"
+    replace_file(path, "old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        replace_file(path, "new")
+    assert (path.read_text(), [entry.name for entry in tmp_path.iterdir()]) == ("old", ["file"])
+
+
+def test_a_written_file_has_the_permissions_of_any_other_and_takes_the_place_of_a_link(tmp_path):
+    usual, link = tmp_path / "usual", tmp_path / "link"
+    usual.write_text("usual")
+    link.symlink_to(usual)
+    replace_file(link, b"new")
+    assert not link.is_symlink()
+    assert (link.read_text(), usual.read_text()) == ("new", "usual")
+    assert link.stat().st_mode == usual.stat().st_mode
+
+
+def test_temporary_files_of_the_dead_are_swept_and_others_stay(tmp_path):
+    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True)
+    dead = ended.stdout.strip()
+    left = [f".config.yaml-{dead}", f".metrics.jsonl-{dead}", f".status.json-{dead}", f".chunk-00000.npy-{dead}"]
+    kept = [f".config.yaml-{os.getpid()}", ".config.yaml-mine", "config.yaml", f"config.yaml-{dead}", ".lock"]
+    kept += [f".profile-{dead}"]
+    for name in left + kept:
+        (tmp_path / name).write_text("")
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)

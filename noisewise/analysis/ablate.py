@@ -22,7 +22,7 @@ from noisewise.spec import Term, parse, split_specs
 from noisewise.study.conduct import combinations, conduct
 from noisewise.study.job import with_budget
 from noisewise.study.launch import add_launcher_options, chosen_launcher
-from noisewise.study.outcome import Comparison, Outcome, Plan
+from noisewise.study.outcome import Comparison, NoneFinished, Outcome, Plan
 from noisewise.training.config import Config
 from noisewise.training.options import config_parser, parse_config, with_files
 from noisewise.training.signals import StopRequest
@@ -231,6 +231,6 @@ def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
     missing = [one for one in comparison.outcomes if one.final is None]
     if not rows:
         why = next((f": {one.failure.message}" for one in missing if one.failure), "")
-        raise RuntimeError(f"no run in {folder} has finished yet{why}; {launcher.farewell()}")
+        raise NoneFinished(f"no run in {folder} has finished yet{why}; {launcher.farewell()}")
     says = [f"{one.status}: {one.sampler}, seed {one.seed}; the same command goes on with it" for one in missing]
     return Analysis("ablate", draw(rows), rows, [*says, *sentences(rows)])

@@ -28,7 +28,7 @@ from noisewise.metrics.optimal_loss import (
 )
 from noisewise.plain_files import writing
 from noisewise.study.outcome import read_outcome
-from noisewise.training.components import open_source
+from noisewise.training.components import classes_of, device_of, open_source
 from noisewise.training.config import Config
 from noisewise.training.run_folder import RunFolder
 
@@ -67,19 +67,17 @@ def analyse(options: argparse.Namespace, rest: list[str]) -> Analysis:
 def compute(options: argparse.Namespace, config: Config) -> OptimalLoss:
     """The optimal loss of the data that a configuration trains on, mirror images and classes as it trains them."""
     objective, source = config.objective(), open_source(config)
-    if config.model.conditional and not source.classes:
-        raise ValueError(f"model.conditional=true, but the data ({source.name}) have no labels")
-    device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
+    classes = classes_of(config, source)
     with Watch().shown() as watch, watch.work("optimal loss", options.images * options.levels):
         return kept_optimal_loss(
             objective,
             source,
             options.levels,
-            classes=config.model.conditional,
+            classes=bool(classes),
             flip=config.data.flip,
             references=options.references or None,
             draws=options.images,
-            device=device,
+            device=device_of(config),
             folder=options.cache,
             progress=watch.advance,
         )

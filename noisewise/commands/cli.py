@@ -34,8 +34,8 @@ COMMANDS = {
     "reproduce": "repeat a table or figure of the papers",
 }
 
-REPORTED = (ValueError, TypeError, OSError, RuntimeError, FloatingPointError, ImportError)  # they say what to do
-PLAIN = (ValueError, OSError, ModuleNotFoundError)  # of them, those that come from the user's words and files
+REPORTED = (ValueError, TypeError, OSError, RuntimeError, FloatingPointError, ImportError)  # others are mistakes of ours
+EXPECTED = (ValueError, OSError, ImportError)  # of them, those of the user's words, files and packages
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -102,7 +102,10 @@ def _show_warning(said: set[str], message: Warning | str, *where: Any, **more: A
 
 
 def _reporting_errors(command: Callable[[], int], signals: Acknowledged) -> int:
-    """Errors that say what to do need no traceback; NOISEWISE_TRACEBACK=1 shows it all the same."""
+    """What is expected to go wrong is said in one line, what torch and the user's own code raise with how to see where.
+
+    NOISEWISE_TRACEBACK=1 shows the traceback of either.
+    """
     try:
         status = command()
         sys.stdout.flush()
@@ -123,6 +126,11 @@ def _reporting_errors(command: Callable[[], int], signals: Acknowledged) -> int:
             raise
         extras = "; this command needs the extras: pip install 'noisewise[train]'"
         print(f"noisewise: {_shown(error)}{extras * isinstance(error, ModuleNotFoundError)}", file=sys.stderr)
-        if not isinstance(error, PLAIN):
+        if not _expected(error):
             print("(set NOISEWISE_TRACEBACK=1 to see where this happened)", file=sys.stderr)
         return 1
+
+
+def _expected(error: Exception) -> bool:
+    """Whether the message says it all, as those of this package's own kinds of error do."""
+    return isinstance(error, EXPECTED) or type(error).__module__.startswith("noisewise.")

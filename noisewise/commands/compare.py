@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from noisewise.commands.parser import Parser
 from noisewise.data import Source, open_named
 from noisewise.generation.run_samples import quick_solver
@@ -23,7 +21,7 @@ from noisewise.study.job import with_budget
 from noisewise.study.launch import add_launcher_options, chosen_launcher
 from noisewise.study.measure import CPU_IMAGES, about, evaluation_seconds, needs_inception, said_fewer
 from noisewise.study.outcome import LOG, PLAN, Comparison, Outcome, Plan
-from noisewise.training.components import build_parts, open_source, said_picked, usual_on_cpu, with_network
+from noisewise.training.components import build_parts, device_of, open_source, said_picked, usual_on_cpu, with_network
 from noisewise.training.config import Config
 from noisewise.training.ema import mostly_initial
 from noisewise.training.options import parse_fitting, read_mapping, with_files
@@ -119,11 +117,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"{stop.name}: {launcher.farewell()}")
         return 0
     return conclude(comparison)
-
-
-def device_of(config: Config) -> torch.device:
-    """Where the runs will train."""
-    return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def real_of(config: Config) -> Source | None:

@@ -327,62 +327,73 @@ def predictions(args: argparse.Namespace, trained: Trained, device: torch.device
         return {}
     result: dict[str, Any] = {"heldout_data": {"name": source.name, "split": "test", "fingerprint": source.fingerprint()}}
     if args.heldout:
-        optimal = best_possible(args, trained, device) if args.optimal else None
-        with Count("held-out loss", min(args.heldout, len(source)) * len(args.grid)).shown() as done:
-            losses = held_out_losses(
-                trained.call,
-                trained.objective,
-                source,
-                levels=args.grid,
-                images=args.heldout,
-                classes=trained.classes,
-                device=device,
-                batch=args.batch,
-                progress=done.add,
-                optimal=optimal,
-            )
-        result["heldout"] = {
-            "images": losses.samples,
-            "noise_seed": 0,
-            "loss": losses.mean,
-            "levels": len(losses.u) if losses.even else args.levels,
-            "u_by_level": losses.u.tolist(),
-            "loss_by_level": losses.loss.tolist(),
-            "error_by_level": losses.error.tolist(),
-        }
-        if trained.objective.process.steps and losses.even:
-            result["heldout"]["vlb_weighted"] = losses.weighted(VLB(), trained.objective)
-        if optimal is not None:
-            result["heldout"] |= {
-                "reducible": float(losses.reducible.mean()),
-                "optimal_by_level": optimal.loss.tolist(),
-                "memorised_by_level": optimal.memorised.tolist(),
-            }
-        if optimal is not None or not losses.even:
-            print("\n".join([*losses.lines(), *([] if optimal is None else remembered(optimal))]))
+        result["heldout"] = held_out_loss(args, trained, source, device)
     if args.vlb:
-        evaluations = min(args.vlb, len(source)) * (trained.objective.process.steps or 1000)
-        with Count("bits per dimension", evaluations).shown() as done:
-            bound = variational_bound(
-                trained.denoiser(),
-                trained.objective.process,
-                source,
-                images=args.vlb,
-                variance=args.variance,
-                device=device,
-                batch=args.batch,
-                progress=done.add,
-            )
-        result["vlb"] = {
-            "bits_per_dimension": bound.total,
-            "error": bound.error if math.isfinite(bound.error) else None,
-            "noise_seed": 0,
-            "prior": bound.prior,
-            "by_level": bound.terms.tolist(),
-            "images": bound.images,
-            "variance": args.variance,
-        }
+        result["vlb"] = bits_per_dimension(args, trained, source, device)
     return result
+
+
+def held_out_loss(args: argparse.Namespace, trained: Trained, source: Source, device: torch.device) -> dict[str, Any]:
+    """The loss by noise level, beside the optimal one if that is asked for."""
+    optimal = best_possible(args, trained, device) if args.optimal else None
+    with Count("held-out loss", min(args.heldout, len(source)) * len(args.grid)).shown() as done:
+        losses = held_out_losses(
+            trained.call,
+            trained.objective,
+            source,
+            levels=args.grid,
+            images=args.heldout,
+            classes=trained.classes,
+            device=device,
+            batch=args.batch,
+            progress=done.add,
+            optimal=optimal,
+        )
+    if optimal is not None or not losses.even:
+        print("\n".join([*losses.lines(), *([] if optimal is None else remembered(optimal))]))
+    found = {
+        "images": losses.samples,
+        "noise_seed": 0,
+        "loss": losses.mean,
+        "levels": len(losses.u) if losses.even else args.levels,
+        "u_by_level": losses.u.tolist(),
+        "loss_by_level": losses.loss.tolist(),
+        "error_by_level": losses.error.tolist(),
+    }
+    if trained.objective.process.steps and losses.even:
+        found["vlb_weighted"] = losses.weighted(VLB(), trained.objective)
+    if optimal is not None:
+        found |= {
+            "reducible": float(losses.reducible.mean()),
+            "optimal_by_level": optimal.loss.tolist(),
+            "memorised_by_level": optimal.memorised.tolist(),
+        }
+    return found
+
+
+def bits_per_dimension(args: argparse.Namespace, trained: Trained, source: Source, device: torch.device) -> dict[str, Any]:
+    """The bound on the likelihood."""
+    evaluations = min(args.vlb, len(source)) * (trained.objective.process.steps or 1000)
+    with Count("bits per dimension", evaluations).shown() as done:
+        bound = variational_bound(
+            trained.denoiser(),
+            trained.objective.process,
+            source,
+            images=args.vlb,
+            variance=args.variance,
+            device=device,
+            batch=args.batch,
+            progress=done.add,
+        )
+    return {
+        "bits_per_dimension": bound.total,
+        "error": bound.error if math.isfinite(bound.error) else None,
+        "noise_seed": 0,
+        "prior": bound.prior,
+        "by_level": bound.terms.tolist(),
+        "images": bound.images,
+        "variance": args.variance,
+    }
 
 
 def best_possible(args: argparse.Namespace, trained: Trained, device: torch.device) -> OptimalLoss:

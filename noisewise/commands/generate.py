@@ -18,10 +18,10 @@ from noisewise import distributed
 from noisewise.commands.parser import Parser
 from noisewise.generation.images import make_decoder, save_grid
 from noisewise.generation.run_samples import evaluation_solver
-from noisewise.generation.sets import PRECISIONS, ImageSet, atomically, fill, image_set
+from noisewise.generation.sets import PRECISIONS, ImageSet, fill, image_set
 from noisewise.generation.solvers import Solver
 from noisewise.generation.trained import WEIGHTS, Trained, load_trained
-from noisewise.plain_files import inside, writing
+from noisewise.plain_files import inside, replacing, writing
 from noisewise.training.display import Count
 
 ENDINGS = {"npz": ".npz", "grid": ".png"}
@@ -137,7 +137,8 @@ def run(args: argparse.Namespace) -> int:
             with writing(named, out):
                 if format == "npz":
                     pixels = everything.permute(0, 2, 3, 1).numpy()
-                    atomically(out, lambda file: np.savez_compressed(file, images=pixels))
+                    with replacing(out) as file:
+                        np.savez_compressed(file, images=pixels)
                 else:
                     save_grid(everything, out)
             images.remove()

@@ -16,8 +16,8 @@ from pathlib import Path
 from noisewise.commands.parser import Parser
 from noisewise.papers import SCALES, STUDIES
 from noisewise.papers.evidence import Scale
-from noisewise.study.outcome import read_comparison
-from noisewise.training.run_folder import replace_file
+from noisewise.plain_files import replace_file
+from noisewise.study.outcome import NoneFinished, read_comparison
 from noisewise.words import closest
 
 DONE = "commands.txt"  # those that have come to their end in a folder
@@ -98,7 +98,7 @@ def finished(words: list[str]) -> bool:
     status = run_command(whole_parser(), words)
     ended = {"finished"} if words[0] == "analyze" else endings(out)
     if status and "unfinished" not in ended:
-        raise RuntimeError(f"no run of {out} finished: see the reasons above")
+        raise NoneFinished(f"no run of {out} finished: see the reasons above")
     if ended == {"finished"}:  # what failed is tried again the next time
         replace_file(out / DONE, "\n".join([*done, line]) + "\n")
     return "unfinished" not in ended

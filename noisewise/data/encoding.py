@@ -7,7 +7,6 @@ refused.
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from noisewise.data.latents import INDEX, VERSION
 from noisewise.data.source import Source
-from noisewise.plain_files import locked
+from noisewise.plain_files import locked, replace_file, sweep
 
 KINDS = {"AutoencoderKL": AutoencoderKL, "VQModel": VQModel}
 SCALE_OF_SD = 0.18215  # diffusers' default for every VQModel too, which LDM does not rescale (Rombach et al. 2022, D.1)
@@ -149,11 +148,12 @@ def encode(
     }
     with alone(partial):
         check_new(out)  # another call may have ended meanwhile
+        sweep(partial)
         done = begin(partial, settings)
         arrays = open_arrays(partial, settings, encoder.has_std, fresh=done is None)
         fill(arrays, source, encoder, partial, settings, done or 0, save_every, progress)
         del arrays
-        write_json(partial / INDEX, settings)
+        replace_file(partial / INDEX, json.dumps(settings, indent=1))
         partial.rename(out)
         (out / PROGRESS).unlink()
         (out / ".lock").unlink()
@@ -246,7 +246,7 @@ def note(done: int, arrays: dict[str, NDArray[Any]], partial: Path, settings: di
     """Flush the rows to the disk, and say how many are there."""
     for array in arrays.values():
         array.flush()  # type: ignore[attr-defined]
-    write_json(partial / PROGRESS, {"done": done, "settings": settings})
+    replace_file(partial / PROGRESS, json.dumps({"done": done, "settings": settings}, indent=1))
 
 
 def checked(part: NDArray[Any], dtype: np.dtype[Any], start: int) -> NDArray[Any]:
@@ -258,13 +258,3 @@ def checked(part: NDArray[Any], dtype: np.dtype[Any], start: int) -> NDArray[Any
             f"latents from row {start} on are not finite in {dtype}: use store='float32', or dtype float32 to encode"
         )
     return stored
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replace a file at once, so that a kill leaves the old one or the new one."""
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("w") as file:
-        json.dump(content, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -41,8 +41,7 @@ def denoiser(
     guided = guidance != 1
     if guided and (labels is None or null_label is None):
         raise ValueError("guidance needs labels and the null_label the model was trained with; without them leave guidance=1")
-    if not 0 <= interval[0] <= interval[1] <= 1:
-        raise ValueError(f"interval must be two values of u with 0 <= low <= high <= 1, got {interval}")
+    check_interval(interval)
     ask = call or _call
 
     def estimate(x: Tensor, u: Tensor) -> Tensor:
@@ -65,6 +64,12 @@ def denoiser(
         return _x0(objective, output, x, u)
 
     return estimate
+
+
+def check_interval(interval: tuple[float, float]) -> None:
+    """An error if guidance cannot be within these u."""
+    if not 0 <= interval[0] <= interval[1] <= 1:
+        raise ValueError(f"interval must be two values of u with 0 <= low <= high <= 1, got {interval}")
 
 
 def _one_a_sample(values: Tensor, x: Tensor) -> Tensor:

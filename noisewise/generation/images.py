@@ -16,9 +16,8 @@ from noisewise.generation.guidance import denoiser
 from noisewise.generation.replay import replayed
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.objective import Objective
-from noisewise.plain_files import make_folder
+from noisewise.plain_files import make_folder, replace_file
 from noisewise.streams import normals
-from noisewise.training.run_folder import replace_file
 
 BATCH = 500  # images at a time
 

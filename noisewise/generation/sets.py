@@ -10,9 +10,8 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +19,12 @@ from PIL import Image
 from torch import Tensor
 
 from noisewise import distributed
+from noisewise.generation.guidance import check_interval
 from noisewise.generation.images import Decoder, check_label, generate_batches, to_uint8
 from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import Trained
-from noisewise.plain_files import open_new, read_plain
+from noisewise.plain_files import read_plain, replace_file, replacing, sweep
 from noisewise.precision import full_float32
-from noisewise.training.run_folder import replace_file, sweep
 
 FORMATS = ("png", "npy")
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -119,9 +118,12 @@ class ImageSet:
         if self.format == "png":
             for number, image in zip(chunk, values, strict=True):
                 picture = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
-                atomically(self.image_file(number), partial(picture.save, format="PNG"))
+                with replacing(self.image_file(number), durable=False) as file:
+                    picture.save(file, format="PNG")
         else:
-            atomically(self.chunk_file(chunk), lambda file: _save_array(file, values))
+            buffer = io.BytesIO()  # written to a file by numpy itself, a full disk would be an error without a reason
+            np.save(buffer, values, allow_pickle=False)
+            replace_file(self.chunk_file(chunk), buffer.getbuffer(), durable=False)
 
     def batches(self) -> Iterator[Tensor]:
         """All images, chunk by chunk, uint8 (n, channels, height, width)."""
@@ -146,23 +148,6 @@ def _is_whole_png(path: Path) -> bool:
             return file.read() == PNG_END
     except OSError:
         return False
-
-
-def atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file, whole or not at all."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        with open_new(temporary) as file:
-            write(file)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _save_array(file: IO[bytes], values: np.ndarray) -> None:
-    buffer = io.BytesIO()  # written to a file by numpy itself, a full disk would be an error without a reason
-    np.save(buffer, values, allow_pickle=False)
-    file.write(buffer.getbuffer())
 
 
 def image_set(
@@ -197,8 +182,7 @@ def image_set(
             "guidance needs a model that was also trained without classes, and this one has seen them always "
             "(model.label_dropout=0); leave it at 1"
         )
-    if not 0 <= interval[0] <= interval[1] <= 1:
-        raise ValueError(f"interval must be two values of u with 0 <= low <= high <= 1, got {interval}")
+    check_interval(interval)
     solver = solver or default_solver(trained.objective.process)
     solver.grid(trained.objective.process)  # raises if it asks for more than the process has
     record = {

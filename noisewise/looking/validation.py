@@ -253,7 +253,7 @@ def validate(
             sums.append(found if counts else torch.zeros_like(found))
     # in the order of the batches, so that the additions, and with them the bits, are those of one process
     table = distributed.gather_rows(torch.stack(sums)).cpu().unflatten(0, (-1, len(sums))).transpose(0, 1).flatten(0, 1)
-    return from_sums(table, objective, per_sample, optimal, grid)
+    return from_sums(table, objective, grid, optimal, per_sample)
 
 
 def is_even(u: Tensor) -> bool:
@@ -266,14 +266,13 @@ def batch_sums(
     batch: Any,
     x0: Tensor,
     first: int,
-    levels: int | Tensor,
+    grid: Tensor,
     seed: int,
     per_sample: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
     """(3, levels): the sums of the losses and of their squares, and their number, for the samples from number `first` on."""
     count, device = len(x0), torch.device("cpu") if x0.device.type == "mps" else x0.device  # double precision is needed
-    grid = middles(levels, dtype=torch.float64) if isinstance(levels, int) else levels
     at, levels = grid.float().to(x0.device), len(grid)
     numbers = torch.arange(first, first + count, device=device)
     sums = torch.zeros(3, levels, dtype=torch.float64, device=device)  # there until the end: the host need not wait
@@ -304,11 +303,7 @@ def turns(first: int, count: int, levels: int, per_sample: int, seed: int) -> It
 
 
 def from_sums(
-    table: Tensor,
-    objective: Objective,
-    per_sample: int | None = None,
-    optimal: Optimum | None = None,
-    u: Tensor | None = None,
+    table: Tensor, objective: Objective, u: Tensor, optimal: Optimum | None = None, per_sample: int | None = None
 ) -> Validation:
     """Means and standard errors from the sums of each batch, at the levels u."""
     levels = table.shape[-1]
@@ -324,7 +319,6 @@ def from_sums(
     mean = total[0] / count
     variance = (total[1] / count - mean**2).clamp(min=0) * count / (count - 1).clamp(min=1)
     samples = round(float(count.sum()) / (per_sample or levels))
-    u = middles(levels, dtype=torch.float64) if u is None else u
     best = None if optimal is None else optimal.at(u, objective)
     return Validation(u, mean, (variance / count).sqrt(), samples, objective, best)
 

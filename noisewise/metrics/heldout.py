@@ -65,7 +65,7 @@ def held_out_losses(
             return objective.losses(call, x0, u, noise, *told)
 
         table.append(batch_sums(losses_at, told, x0, first, grid, seed, progress=progress))
-    return from_sums(torch.stack(table).cpu(), objective, optimal=optimal, u=grid)
+    return from_sums(torch.stack(table).cpu(), objective, grid, optimal)
 
 
 def check_classes(source: Source, classes: int) -> None:

@@ -35,10 +35,10 @@ from noisewise.feedback import preserved_random_state
 from noisewise.levels import middles
 from noisewise.metrics.reference import cache_folder
 from noisewise.objective import Objective, bounded, eps_error_per_prediction_error
+from noisewise.plain_files import replace_file
 from noisewise.precision import full_float32
 from noisewise.processes import Process
 from noisewise.streams import checked_seed, normals, stream_key
-from noisewise.training.run_folder import replace_file
 
 FORMAT = "noisewise-optimal-1"
 STREAM = 0x6F7074696D616C  # "optimal": the noise and the choices made here

@@ -74,14 +74,17 @@ class DiT(nn.Module):
                 nn.init.zeros_(module.modulation.weight)
         nn.init.zeros_(self.last.project.weight)
 
-    def forward(self, x: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
+    def embedded(self, x: Tensor, time: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The tokens before the first block, and the condition of all blocks."""
         check_inputs(x, time, self.shape)
         labels = fill_labels(labels, self.classes, x)
         condition = self.time(time)
         if self.label is not None:
             condition = condition + self.label(labels)
-        condition = F.silu(condition)
-        tokens = self.patches(x) + self.position
+        return self.patches(x) + self.position, F.silu(condition)
+
+    def forward(self, x: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
+        tokens, condition = self.embedded(x, time, labels)
         for block in self.blocks:
             tokens = block(tokens, condition)
         return unpatch(self.last(tokens, condition), self.grid, self.patch)

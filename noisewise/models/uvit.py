@@ -75,14 +75,17 @@ class UViT(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def forward(self, x: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
+    def embedded(self, x: Tensor, time: Tensor, labels: Tensor | None) -> Tensor:
+        """The tokens before the first block: label, time and patches."""
         check_inputs(x, time, self.shape)
         labels = fill_labels(labels, self.classes, x)
         extras = [self.time(time).to(self.position.dtype)]
         if self.label is not None:
             extras.insert(0, self.label(labels))
-        tokens = torch.cat([torch.stack(extras, dim=1), self.patches(x)], dim=1) + self.position
-        skips = []
+        return torch.cat([torch.stack(extras, dim=1), self.patches(x)], dim=1) + self.position
+
+    def forward(self, x: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
+        tokens, skips = self.embedded(x, time, labels), []
         for block in self.first_half:
             tokens = block(tokens)
             skips.append(tokens)

@@ -13,7 +13,7 @@ import numpy as np
 
 from noisewise.looking.palette import methods_named
 from noisewise.report.charts import Chart, Line, Point
-from noisewise.study.outcome import Comparison, Outcome, read_comparison
+from noisewise.study.outcome import Comparison, NoneFinished, Outcome, read_comparison
 from noisewise.study.summary import judged, mean_ratio, metric_label
 
 SCALES = {
@@ -149,7 +149,7 @@ def curves(folder: Path) -> Curves:
             runs.setdefault(run.sampler, {})[run.seed] = run
     base = comparison.plan.baseline
     if base not in runs:
-        raise RuntimeError(f"no run of {base} in {folder} has finished; their logs are in {folder / 'runs'}")
+        raise NoneFinished(f"no run of {base} in {folder} has finished; their logs are in {folder / 'runs'}")
     ends = [run.final for seeds in runs.values() for run in seeds.values() if run.final is not None]
     return Curves(comparison, runs, next((end.metric for end in ends if end.distance is not None), None))
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from noisewise.papers.evidence import PLACE, SCALES, Section, Study
+from noisewise.plain_files import replace_file
 from noisewise.report.html import Part, details, table
 from noisewise.report.page import bound
 from noisewise.report.sections import row_of
 from noisewise.study.outcome import Plan
-from noisewise.training.run_folder import replace_file
 
 TYPES = {".svg": "svg+xml", ".png": "png"}
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from noisewise.plain_files import writing
+from noisewise.plain_files import replace_file, writing
 from noisewise.report import opening, sections, tables
 from noisewise.report.html import Part, as_json, breakable, choice, colour, per_schedule, swatch
 from noisewise.report.subject import Subject, read_subject
-from noisewise.training.run_folder import replace_file
 
 HERE = Path(__file__).parent
 SECTIONS = (

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from noisewise.levels import check_per_sample, check_range, middles, visible
 from noisewise.processes import Process, check_process
-from noisewise.running import KeepsPrecision
+from noisewise.running import KeepsPrecision, begun_on_cpu
 from noisewise.samplers.correction import Correction, effective_sample_size
 from noisewise.samplers.draws import Numbers
 from noisewise.samplers.histogram import Histogram
@@ -150,6 +150,12 @@ class Sampler(KeepsPrecision):
     _looked = False  # at the range of a draw
     _to_enter = False  # observe() was called, and its block has not begun
 
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if "__init__" in vars(cls):
+            cls.__init__ = begun_on_cpu(cls.__init__)  # type: ignore[method-assign]
+
+    @begun_on_cpu
     def __init__(
         self,
         process: Process,

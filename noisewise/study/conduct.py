@@ -16,7 +16,7 @@ from noisewise.data import open_named
 from noisewise.generation.images import make_decoder
 from noisewise.generation.run_samples import headline_solver, quick_solver
 from noisewise.metrics.heldout import check_classes
-from noisewise.plain_files import locked, read_plain, writing
+from noisewise.plain_files import locked, read_plain, sweep, writing
 from noisewise.study.job import Job, forget_failure, is_false_start
 from noisewise.study.launch import Launcher
 from noisewise.study.live import Board
@@ -25,7 +25,7 @@ from noisewise.training import checkpoint
 from noisewise.training.components import Parts, build_parts, open_source
 from noisewise.training.config import FREE_WITHIN, Config
 from noisewise.training.options import flat
-from noisewise.training.run_folder import sweep
+from noisewise.training.run_folder import FolderInUse
 from noisewise.training.signals import StopRequest
 
 Foretell = Callable[[int], float]
@@ -123,7 +123,7 @@ def alone(folder: Path) -> Iterator[None]:
     try:
         lock = locked(folder)
     except BlockingIOError:
-        raise RuntimeError(f"another comparison is at work in {folder}: wait for it, or give another --out") from None
+        raise FolderInUse(f"another comparison is at work in {folder}: wait for it, or give another --out") from None
     with lock:
         sweep(folder)
         yield

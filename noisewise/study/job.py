@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import json
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from noisewise.plain_files import open_new, read_plain
+from noisewise.plain_files import read_plain, replace_file
 from noisewise.study.outcome import FAILURE, LOG, Failure, checked, read_outcome, write_failure
 from noisewise.training.checkpoint import steps_in
 from noisewise.training.config import Config
@@ -100,10 +99,7 @@ class Status:
 
     def write(self, folder: Path) -> None:
         """Replace the file; without waiting for the disk, since nothing depends on it."""
-        temporary = folder / f".{STATUS}-{os.getpid()}"
-        with open_new(temporary) as file:
-            file.write(json.dumps(asdict(self)).encode())
-        temporary.replace(folder / STATUS)
+        replace_file(folder / STATUS, json.dumps(asdict(self)), durable=False)
 
     @staticmethod
     def read(folder: Path) -> "Status | None":

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from noisewise.plain_files import read_lines, read_plain
+from noisewise.plain_files import read_lines, read_plain, replace_file
 from noisewise.training.config import Config
 from noisewise.training.options import as_yaml, load_config
-from noisewise.training.run_folder import COMPARISON, replace_file, settings_of
+from noisewise.training.run_folder import COMPARISON, settings_of
 
 FORMAT = 1  # of comparison.json
 PLAN, FAILURE, LOG = COMPARISON, "failure.json", "log.txt"
@@ -34,6 +34,10 @@ ROW: dict[str, Any] = {  # of training, as far as anything is drawn from it
     "density_by_level": list[float],
     "objective_by_level": list[float],
 }
+
+
+class NoneFinished(RuntimeError):
+    """No run of a comparison has come to its end."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,7 @@ class Evaluation:
     vlb: float | None = None  # their mean with the weights of the variational bound, where the process has them
     picture: str | None = None  # of a few samples, relative to the run's folder
     headline_images: int | None = None
-    headline: float | None = (
-        None  # the distance of so many images; `distance` falls with their number, so the two are not compared
-    )
-
+    headline: float | None = None  # the distance of so many; `distance` falls with their number, so the two are not compared
     error: float | None = None  # the standard error of `distance` for this number of images, at the end of a run
 
     def __post_init__(self) -> None:

@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from noisewise.plain_files import replace_file
 from noisewise.study.outcome import Comparison, Evaluation, Outcome
 from noisewise.study.summary import Spread, Summary, summarise
 from noisewise.training.options import plain
-from noisewise.training.run_folder import replace_file
 
 MEASURED = ("metric", "distance", "headline", "loss", "vlb", "held_out")  # of the final evaluation
 # of each evaluation

@@ -76,13 +76,23 @@ class Parts:
 def build_parts(config: Config, *, synthetic: bool = False) -> Parts:
     """Build the pieces; the model is on the CPU with initial weights that depend on the seed alone."""
     source = synthetic_source(config) if synthetic else open_source(config)
-    classes = source.classes if config.model.conditional else 0
-    if config.model.conditional and not source.classes:
-        raise ValueError(f"model.conditional=true, but the data ({source.name}) have no labels")
+    classes = classes_of(config, source)
     torch.manual_seed(stream_key(config.seed, INIT) >> 1)
     network = with_network(config, source.shape).model
     model = build_model(network.name, network.options, shape=source.shape, classes=classes)
     return Parts(config.objective(), source, model, classes)
+
+
+def classes_of(config: Config, source: Source) -> int:
+    """How many classes the model is told; 0 if it is told none."""
+    if config.model.conditional and not source.classes:
+        raise ValueError(f"model.conditional=true, but the data ({source.name}) have no labels")
+    return source.classes if config.model.conditional else 0
+
+
+def device_of(config: Config) -> torch.device:
+    """Where a configuration trains on this machine."""
+    return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def with_network(config: Config, shape: tuple[int, ...] | None = None) -> Config:
@@ -97,7 +107,7 @@ def with_network(config: Config, shape: tuple[int, ...] | None = None) -> Config
                 f"no network is picked for samples of shape {shape}, only for (channels, height, width): name your own with "
                 "--model.name package.module.Class"
             )
-        options = usual_network(shape, on_gpu=config.device != "cpu" and torch.cuda.is_available())
+        options = usual_network(shape, on_gpu=device_of(config).type == "cuda")
     return replace(config, model=replace(config.model, name="unet", options=options))
 
 
@@ -125,8 +135,7 @@ def usual_on_cpu(config: Config) -> dict[str, Any]:
 
     Empty on a GPU, with several processes, and where micro-batches were chosen.
     """
-    on_gpu = config.device != "cpu" and torch.cuda.is_available()
-    if on_gpu or config.accumulation > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if device_of(config).type == "cuda" or config.accumulation > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return {}
     fitting = CPU_PIXELS // math.prod(synthetic_source(config).shape[1:])
     batch = max(CPU_BATCH, min(Config().batch, 2 ** max(0, fitting.bit_length() - 1)))

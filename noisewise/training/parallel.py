@@ -8,6 +8,7 @@ from accelerate.utils import ProjectConfiguration
 from torch import nn
 
 from noisewise import distributed
+from noisewise.training.components import device_of
 from noisewise.training.config import Config
 
 KEPT = (
@@ -20,7 +21,7 @@ def make_accelerator(config: Config, project: str | None = None) -> Accelerator:
     """The device, processes and precision that a configuration asks for."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda, but torch finds no GPU; use --device cpu, or install a CUDA build of torch")
-    on_cpu = config.device == "cpu" or not torch.cuda.is_available()
+    on_cpu = device_of(config).type == "cpu"
     precision = config.precision
     if precision == "auto":
         precision = "bf16" if not on_cpu and torch.cuda.is_bf16_supported() else "fp32"

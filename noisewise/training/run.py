@@ -103,11 +103,15 @@ class Run:
             self.folder.end()
             raise
         if config.log.trackers:
-            check_name(config.name)
-            inside(self.folder.path, self.folder.path / config.name)
-            plain = (int, float, str, bool)  # what trackers take
-            settings = {name: value if isinstance(value, plain) else str(value) for name, value in flat(config).items()}
-            self.accelerator.init_trackers(config.name, settings)
+            self._begin_trackers()
+
+    def _begin_trackers(self) -> None:
+        name = self.config.name
+        check_name(name)
+        inside(self.folder.path, self.folder.path / name)
+        plain = (int, float, str, bool)  # what trackers take
+        settings = {key: value if isinstance(value, plain) else str(value) for key, value in flat(self.config).items()}
+        self.accelerator.init_trackers(name, settings)
 
     def _resolved(self, config: Config, parts: Parts) -> Config:
         """The configuration with all that follows from the data; tells which network was picked."""
@@ -309,9 +313,7 @@ def train(
                 )
         except OSError as error:
             good = checkpoint.newest_name(run.folder.checkpoints)
-            raise RuntimeError(
-                f"{error}; the last good checkpoint is {good or 'none yet'}, go on from it with --resume"
-            ) from error
+            raise OSError(f"{error}; the last good checkpoint is {good or 'none yet'}, go on from it with --resume") from error
         finally:
             if run.trainer.step == 0:
                 run.forget()

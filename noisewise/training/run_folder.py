@@ -10,7 +10,6 @@ checkpoints/        see checkpoint.py
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import weakref
@@ -22,14 +21,12 @@ import torch
 from torch import Tensor
 
 import noisewise
-from noisewise.plain_files import inside, locked, make_folder, open_new, open_own, read_lines, read_rows, sync, writing
+from noisewise.plain_files import inside, locked, make_folder, open_own, read_lines, replace_file, sweep, sync, writing
 from noisewise.training import checkpoint
 from noisewise.training.config import Config
 from noisewise.training.options import as_yaml, changed, load_config
 
 COMPARISON = "comparison.json"  # that compare writes into its folder
-
-__all__ = ["FolderInUse", "RunFolder", "environment", "git_state", "read_rows", "replace_file", "settings_of"]
 
 
 class FolderInUse(RuntimeError):
@@ -172,29 +169,6 @@ def _end_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_end_in_child)
-
-
-def sweep(folder: Path) -> None:
-    """Remove the temporary files of a folder that a killed process has left."""
-    for path in folder.glob(".*-*"):
-        left = re.fullmatch(r"\..+\.(?:yaml|jsonl|json|html|csv|npy|png)-(\d{1,9})", path.name)
-        if left and not path.is_dir() and not os.path.exists(f"/proc/{left[1]}"):
-            path.unlink(missing_ok=True)
-
-
-def replace_file(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is either the old one or the new one, whatever happens."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        with open_new(temporary) as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def environment() -> dict[str, Any]:

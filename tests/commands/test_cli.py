@@ -1,5 +1,6 @@
 """The command line as users meet it: help, errors without tracebacks, and whole commands from end to end."""
 
+import errno
 import json
 import os
 import signal
@@ -15,7 +16,13 @@ import yaml
 from PIL import Image
 
 from noisewise import __version__
+from noisewise.commands import cli
 from noisewise.commands.cli import COMMANDS, main
+from noisewise.distributed import FailedElsewhere
+from noisewise.study.outcome import NoneFinished
+from noisewise.training.checkpoint import CheckpointError
+from noisewise.training.guard import Diverged
+from noisewise.training.run_folder import FolderInUse
 from noisewise.training.signals import StopRequest
 from tests.data.small_autoencoder import SMALL
 from tests.training.tiny import DIT
@@ -148,6 +155,34 @@ def test_errors_are_one_clear_line_without_a_traceback(arguments, message, capsy
     with pytest.raises((ValueError, OSError)):
         main(arguments)
     assert [path for path in tmp_path.rglob("*") if path.name in ("config.yaml", "metrics.jsonl")] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("every must be >= 1, got 0"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (ImportError("drawing needs matplotlib"), True),
+        (FolderInUse("runs/first is in use"), True),
+        (CheckpointError("step-00000007 is damaged"), True),
+        (Diverged("5 steps in a row"), True),
+        (FailedElsewhere("another process has failed"), True),
+        (NoneFinished("no run of out finished"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+        (TypeError("forward() takes 2 positional arguments"), False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_what_is_expected_to_go_wrong_is_one_line_and_else_a_second_says_how_to_see_where(error, expected, capsys, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(cli, "run_command", fail)
+    assert main(["train"]) == 1
+    first, *more = capsys.readouterr().err.splitlines()
+    assert first == f"noisewise: {error}"
+    assert more == ([] if expected else ["(set NOISEWISE_TRACEBACK=1 to see where this happened)"])
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])

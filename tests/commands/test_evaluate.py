@@ -18,10 +18,10 @@ from noisewise.metrics.frechet import features_distance
 from noisewise.metrics.heldout import held_out_losses
 from noisewise.metrics.likelihood import variational_bound
 from noisewise.metrics.optimal_loss import FILE, load_optimal_loss, optimal_loss
+from noisewise.plain_files import read_rows
 from noisewise.report.opening import measures
 from noisewise.training.config import EvaluationConfig
 from noisewise.training.options import as_yaml, load_config
-from noisewise.training.run_folder import read_rows
 from tests.generation.runs import checkpoint_of, copy_of_run, trained_once
 from tests.metrics.sets import digits
 

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
+from noisewise.plain_files import replace_file
 from noisewise.recipes import recipe
 from noisewise.spec import SpecError
 from noisewise.study.outcome import Plan
 from noisewise.training import checkpoint
 from noisewise.training.run import Run, check_name, default_folder
-from noisewise.training.run_folder import replace_file, sweep
 from noisewise.words import printable
 from tests.generation.runs import copy_of_run
 from tests.study.made import curve, planted
@@ -282,22 +282,10 @@ def test_control_characters_are_written_out():
 # What a kill leaves
 
 
-def test_temporary_files_of_the_dead_are_swept_and_others_stay(tmp_path):
-    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True)
-    dead = ended.stdout.strip()
-    left = [f".config.yaml-{dead}", f".metrics.jsonl-{dead}", f".status.json-{dead}", f".chunk-00000.npy-{dead}"]
-    kept = [f".config.yaml-{os.getpid()}", ".config.yaml-mine", "config.yaml", f"config.yaml-{dead}", ".lock"]
-    kept += [f".profile-{dead}"]
-    for name in left + kept:
-        (tmp_path / name).write_text("")
-    sweep(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from noisewise.training.run_folder import replace_file
+from noisewise.plain_files import replace_file
 Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 replace_file(Path(sys.argv[1]), "half")
 """

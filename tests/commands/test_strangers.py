@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from noisewise.plain_files import inside
+from noisewise.plain_files import inside, replace_file
 from noisewise.study.job import Status
-from noisewise.training.run_folder import git_state, replace_file
+from noisewise.training.run_folder import git_state
 from tests.generation.runs import copy_of_run
 
 COMMANDS = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from noisewise.training.run_folder import read_rows
+from noisewise.plain_files import read_rows
 from tests.generation.runs import copy_of_run, trained_once
 from tests.torchrun import run_ranks
 from tests.workers.evaluate import evaluated

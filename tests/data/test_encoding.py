@@ -178,6 +178,7 @@ def test_a_killed_process_leaves_what_another_can_finish(kl, source, tmp_path):
     command = [sys.executable, "-c", KILLED, kl, str(tmp_path / "killed")]
     killed = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=120)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    (tmp_path / "killed.partial" / ".progress.json-999999999").touch()  # killed while it was written
     seen = []
     folder = encode(source, kl, tmp_path / "killed", batch=4, progress=seen.append)
     assert seen == [12, 14]

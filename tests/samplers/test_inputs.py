@@ -6,7 +6,7 @@ import torch
 from diffusers import DDPMScheduler
 
 import noisewise
-from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, Flow, Objective, SpecError
+from noisewise import DDPM, PROCESSES, SAMPLERS, WEIGHTINGS, Flow, Objective, Recipe, Sampler, SpecError
 from noisewise.samplers import AdaptiveSampler, Laplace, Mix, Product, Uniform
 from noisewise.weighting import MinSNR
 from tests.samplers.specs import ALL_SPECS
@@ -189,6 +189,7 @@ def test_a_process_that_is_made_twice_is_one(default):
 
 @pytest.mark.parametrize("spec", [*ALL_SPECS, *WEIGHTINGS])
 def test_a_recipe_is_made_alike_whatever_the_default_device(spec, tmp_path):
+    """The classes see to it, so that it is true of samplers that are made without `noisewise.recipe` too."""
     np.save(tmp_path / "table.npy", np.linspace(0.2, 2.0, 50))
     spec, x0 = spec.replace("{table}", str(tmp_path / "table.npy")), torch.zeros(6, 3, 4, 4)
     expected = noisewise.recipe(spec, DDPM.linear())
@@ -202,6 +203,19 @@ def test_a_recipe_is_made_alike_whatever_the_default_device(spec, tmp_path):
     assert torch.equal(first.weight, second.weight)
     weights = (one.weighting.weights(one.objective, first.u) for one in (expected, found))
     assert torch.equal(*weights)
+
+
+class Own(Sampler):
+    def __init__(self, process):
+        super().__init__(process, table=torch.linspace(1, 2, 8))
+
+
+def test_a_sampler_of_ones_own_is_made_alike_too():
+    with torch.device("meta"):
+        found = Recipe(Own(DDPM.linear()))
+    expected = Own(DDPM.linear())
+    assert found.sampler.device == torch.device("cpu")
+    assert torch.equal(found.sampler.sample(6).u, expected.sample(6).u)
 
 
 @pytest.mark.parametrize("name", PROCESSES)

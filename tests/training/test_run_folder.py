@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import noisewise
+from noisewise.plain_files import read_rows
 from noisewise.training.options import load_config, load_preset
-from noisewise.training.run_folder import RunFolder, environment, git_state, read_rows, replace_file
+from noisewise.training.run_folder import RunFolder, environment, git_state
 
 HOLD = """
 import sys
@@ -245,24 +246,6 @@ def test_a_row_after_a_torn_one_is_kept(folder):
         folder.metrics_file.write_text('{"step": 1}\n' + torn)
         folder.log({"step": 3})
         assert [row["step"] for row in folder.metrics()] == steps
-
-
-# Files
-
-
-def test_a_file_is_replaced_or_left_alone(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    replace_file(path, "old")
-    replace_file(path, "new")
-    assert (path.read_text(), [entry.name for entry in tmp_path.iterdir()]) == ("new", ["file"])
-
-    def full(descriptor):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        replace_file(path, "newer")
-    assert path.read_text() == "new"
 
 
 # The environment

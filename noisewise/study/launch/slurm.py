@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from noisewise.plain_files import replace_file
 from noisewise.study.job import Job, Launcher, record_failure
-from noisewise.training.run_folder import replace_file
 from noisewise.training.signals import StopRequest
 
 GENERAL = ("timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node")  # names of submitit's own

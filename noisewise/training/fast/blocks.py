@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisewise.models.check import check_inputs, fill_labels
 from noisewise.models.dit import DiT, DiTBlock, LastLayer
 from noisewise.models.transformer import MLP, Attention, Patches, unpatch
 from noisewise.models.uvit import UViT, UViTBlock
@@ -71,13 +70,7 @@ def _has_triton() -> bool:
 def _dit(self: Any, x: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
     if not self.fused:  # it was taken back, where others had wrapped this function already
         return DiT.forward(self, x, time, labels)
-    check_inputs(x, time, self.shape)
-    labels = fill_labels(labels, self.classes, x)
-    condition = self.time(time)
-    if self.label is not None:
-        condition = condition + self.label(labels)
-    condition = F.silu(condition)
-    tokens, branch = self.patches(x) + self.position, None
+    (tokens, condition), branch = self.embedded(x, time, labels), None
     for block in self.blocks:
         tokens, *branch = block(tokens, condition, branch)
     return unpatch(self.last(tokens, condition, branch), self.grid, self.patch)
@@ -113,13 +106,7 @@ def _joined(x: Tensor, branch: Branch, shift: Tensor, scale: Tensor, norm: nn.La
 def _uvit(self: Any, x: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
     if not self.fused:
         return UViT.forward(self, x, time, labels)
-    check_inputs(x, time, self.shape)
-    labels = fill_labels(labels, self.classes, x)
-    extras = [self.time(time).to(self.position.dtype)]
-    if self.label is not None:
-        extras.insert(0, self.label(labels))
-    tokens = torch.cat([torch.stack(extras, dim=1), self.patches(x)], dim=1) + self.position
-    skips, branch = [], None
+    tokens, skips, branch = self.embedded(x, time, labels), [], None
     for block in (*self.first_half, self.middle):
         begun, tokens, *branch = block(tokens, branch)
         skips.append(begun)  # what the block before has made, once its last branch is joined

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from noisewise.feedback import replaying
+from noisewise.feedback import put_back, replaying
 from noisewise.models import with_labels
 from noisewise.precision import convolutions
 from noisewise.samplers import Draw, Sampler
@@ -266,16 +266,14 @@ class GraphedStep(Step):
         tensors = [tensor for module in self.modules().values() for tensor in (*module.parameters(), *module.buffers())]
         tensors += self.ema.average.values()
         tensors += self._optimizer_state()
-        before = [(tensor, tensor.detach().clone()) for tensor in tensors]
         running = self.monitor.running
         calls = running.calls
         known = {id(tensor) for tensor in tensors}
         try:
-            yield
+            with put_back(tensors):
+                yield
         finally:
             with torch.no_grad():
-                for tensor, value in before:
-                    tensor.copy_(value)
                 for tensor in self._optimizer_state():
                     if id(tensor) not in known:  # made by the first step: Adam begins with zeros
                         tensor.zero_()
