@@ -97,7 +97,8 @@ def replacing(path: Path, durable: bool = True) -> Iterator[IO[bytes]]:
 
     Without `durable` a power cut soon after may empty it, which many small files are quicker for.
     """
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    # a name of its own: processes of other machines and containers, which write here too, can have this one's number
+    temporary = path.with_name(f".{path.name}-{os.getpid()}-{os.urandom(4).hex()}")
     try:
         with open_new(temporary) as file:
             yield file
@@ -119,10 +120,11 @@ def replace_file(path: Path, content: str | bytes | memoryview, durable: bool = 
 
 
 def sweep(folder: Path) -> None:
-    """Remove the temporary files of a folder that a killed process has left."""
+    """Remove the temporary files of a folder that a killed process has left, also one that had this one's number."""
     for path in folder.glob(".*-*"):
-        left = re.fullmatch(r"\..+\.(?:yaml|jsonl|json|html|csv|npy|png)-(\d{1,9})", path.name)
-        if left and not path.is_dir() and not os.path.exists(f"/proc/{left[1]}"):
+        left = re.fullmatch(r"\..+\.(?:yaml|jsonl|json|html|csv|npy|png)-(\d{1,9})(?:-[0-9a-f]{8})?", path.name)
+        gone = left and (int(left[1]) == os.getpid() or not os.path.exists(f"/proc/{left[1]}"))
+        if gone and not path.is_dir():
             path.unlink(missing_ok=True)
 
 

@@ -97,11 +97,20 @@ def test_a_written_file_has_the_permissions_of_any_other_and_takes_the_place_of_
     assert link.stat().st_mode == usual.stat().st_mode
 
 
+def test_two_writers_with_one_process_number_do_not_meet(tmp_path):
+    with replacing(tmp_path / "file") as first, replacing(tmp_path / "file") as second:
+        first.write(b"first")
+        second.write(b"second")
+        assert len(list(tmp_path.iterdir())) == 2
+    assert (tmp_path / "file").read_text() == "first"
+
+
 def test_temporary_files_of_the_dead_are_swept_and_others_stay(tmp_path):
     ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True)
     dead = ended.stdout.strip()
-    left = [f".config.yaml-{dead}", f".metrics.jsonl-{dead}", f".status.json-{dead}", f".chunk-00000.npy-{dead}"]
-    kept = [f".config.yaml-{os.getpid()}", ".config.yaml-mine", "config.yaml", f"config.yaml-{dead}", ".lock"]
+    left = [f".config.yaml-{dead}", f".metrics.jsonl-{dead}", f".status.json-{dead}-00ff00ff", f".chunk-00000.npy-{dead}"]
+    left += [f".config.yaml-{os.getpid()}-00ff00ff"]  # in a container the next process may have the number of the last
+    kept = [f".config.yaml-{os.getppid()}-00ff00ff", ".config.yaml-mine", "config.yaml", f"config.yaml-{dead}", ".lock"]
     kept += [f".profile-{dead}"]
     for name in left + kept:
         (tmp_path / name).write_text("")

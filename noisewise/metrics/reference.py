@@ -7,7 +7,6 @@ of the numbers. A file that does not hold what its key promises is not used: it 
 import hashlib
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -15,12 +14,13 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from noisewise import distributed
 from noisewise.metrics.features import Images, feature_batches
 from noisewise.metrics.frechet import Moments
+from noisewise.plain_files import replace_file
 from noisewise.training.tensor_files import digest
 
 FORMAT = "noisewise-reference-1"
@@ -57,20 +57,14 @@ def cache_folder() -> Path:
 def save_reference(reference: Reference, folder: Path | str | None = None) -> Path:
     """Write a reference under its key, whole or not at all."""
     path = Path(folder or cache_folder()) / reference.key.file
-    path.parent.mkdir(parents=True, exist_ok=True)
     moments = reference.moments
     tensors = {"mean": moments.mean, "scatter": moments.scatter}
     if reference.features is not None:
         tensors["features"] = reference.features
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     about = {"format": FORMAT, **asdict(reference.key), "count": str(moments.count), "sha256": digest(tensors)}
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=".reference-", suffix=".part")
-    os.close(handle)
-    try:
-        save_file(tensors, part, about)
-        os.replace(part, path)
-    finally:
-        Path(part).unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, save(tensors, about))
     return path
 
 

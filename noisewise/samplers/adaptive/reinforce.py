@@ -135,10 +135,11 @@ class ReinforceEstimator(Estimator):
         code = [GLOBAL] if shape is None else [len(shape), *shape]
         if len(code) > len(self.shape):
             raise ValueError(f"data of {len(shape or ())} dimensions is not supported; use policy='global'")
-        self.shape[: len(code)] = torch.tensor(code)
-        device = self.edges.device
-        self.policy = BetaPolicy(shape, self.hidden, self.depth).to(device)
-        self.adam = Adam(list(self.policy.parameters()), self.lr).to(device)
+        with torch.device("cpu"):
+            self.shape[: len(code)] = torch.tensor(code)
+            policy = BetaPolicy(shape, self.hidden, self.depth)
+            adam = Adam(list(policy.parameters()), self.lr)
+        self.policy, self.adam = policy.to(self.edges.device), adam.to(self.edges.device)
         return self.policy, self.adam
 
     def _policy_for(self, x0: Tensor) -> tuple[BetaPolicy, Adam]:
