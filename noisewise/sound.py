@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from noisewise.levels import middles, visible
+from noisewise.levels import interval, middles, visible
 from noisewise.objective import Objective
 from noisewise.processes import Process
 from noisewise.samplers.base import GRID, Sampler, fine_grid
@@ -27,20 +27,8 @@ def check_sound(sampler: Sampler, weighting: Weighting, objective: Objective, sp
     if not _usable(sampler.process, sampler.device):
         raise ValueError(f"{spec!r} cannot train on {sampler.process}: its scales or its log SNR are not numbers everywhere")
     for part in sampler.modules():
-        if isinstance(part, Sampler) and part.table is None and not part.conditional:
-            whose = f"{spec!r}: the density of {type(part).__name__}"
-            combined = isinstance(part, Combined)  # a combination of densities is one
-            total, apart = (_inside(part), 0.0) if combined else integral(part, whose)
-            if not abs(total - 1) <= AMISS:
-                raise ValueError(
-                    f"{whose} integrates to {total:.3g}, not 1: its draws lie where float32 cannot tell noise levels apart "
-                    "(less extreme settings help), or it is not the density of its draws"
-                )
-            if not apart <= 2 * AMISS + 1 / (sampler.process.steps or 1000):  # draws may be middles of timesteps
-                raise ValueError(
-                    f"{whose} is not that of its draws: their shares below a noise level differ by up to {apart:.3g}. Let "
-                    "quantile() be the inverse of the density's integral from 0"
-                )
+        if isinstance(part, Sampler):
+            _check_density(part, f"{spec!r}: the density of {type(part).__name__}")
     u = _draws(sampler)
     _check_weights(weighting, objective, u, f"{spec!r}: the loss weights")
     for part in sampler.modules():
@@ -49,11 +37,46 @@ def check_sound(sampler: Sampler, weighting: Weighting, objective: Objective, sp
             _check_weights(part.target, part.objective, u, f"{spec!r}: the weights of the target")
 
 
+def _check_density(sampler: Sampler, whose: str) -> None:
+    """An error if it is not one, or not that of the draws."""
+    if sampler.table is not None:
+        _check_table(sampler, whose)
+        return
+    if sampler.conditional:
+        return
+    combined = isinstance(sampler, Combined)  # a combination of densities is one
+    total, apart = (_inside(sampler), 0.0) if combined else integral(sampler, whose)
+    if not abs(total - 1) <= AMISS:
+        raise ValueError(
+            f"{whose} integrates to {total:.3g}, not 1: its draws lie where float32 cannot tell noise levels apart "
+            "(less extreme settings help), or it is not the density of its draws"
+        )
+    if not apart <= 2 * AMISS:
+        raise ValueError(
+            f"{whose} is not that of its draws: their shares below a noise level differ by up to {apart:.3g}. Let "
+            "quantile() be the inverse of the density's integral from 0"
+        )
+
+
+def _check_table(sampler: Sampler, whose: str) -> None:
+    """An error if methods of its own, which nobody asks when a batch is drawn, say something else than the table."""
+    kind = type(sampler)
+    if kind._draw is not Sampler._draw or (kind.quantile, kind.density) == (Sampler.quantile, Sampler.density):
+        return
+    u, density, _ = sampler._draw(middles(GRID, sampler.device), None)
+    if not (torch.equal(_draws(sampler), u) and torch.equal(sampler.density(u), density)):
+        raise ValueError(
+            f"{whose} is a table, and drawn from it, but quantile() or density() says something else: leave out these two, or "
+            "the table"
+        )
+
+
 def integral(sampler: Sampler, whose: str = "the density") -> tuple[float, float]:
     """Of the density, by the midpoint rule, over intervals that are fine where the sampler draws; and how far the share of the
-    draws below a noise level is from the integral up to there, at most."""
-    bins = min(sampler.process.steps or 1000, 10_000)
-    even = torch.arange(bins + 1, device=sampler.device, dtype=torch.float32) / bins
+    draws below a noise level is from the integral up to there, at most. Where in a timestep they lie does not matter."""
+    steps = sampler.process.steps
+    bins = steps or 1000
+    even = (torch.arange(bins + 1, device=sampler.device, dtype=torch.float32) / bins).clamp(LEAST, 1 - LEAST)
     tables = [part.edges for part in sampler.modules() if isinstance(part, Histogram)]
     draws = _draws(sampler).to(even).clamp(LEAST, 1 - LEAST).sort().values
     edges = torch.cat([even, draws, *tables]).clamp(LEAST, 1 - LEAST).sort().values
@@ -64,7 +87,11 @@ def integral(sampler: Sampler, whose: str = "the density") -> tuple[float, float
     if bool((density < 0).any()):
         raise ValueError(f"{whose} is negative at u = {float(between[density.argmin()]):.3g}: {float(density.min()):.3g}")
     below = torch.cat([density.new_zeros(1).double(), (density.double() * edges.double().diff()).cumsum(0)])
-    apart = below[torch.searchsorted(edges, draws)] - middles(len(draws), draws.device)
+    if steps:
+        at, counts = even[1:], torch.bincount(interval(draws, steps), minlength=steps).cumsum(0)
+    else:
+        at, counts = draws, torch.arange(len(draws), device=draws.device) + 0.5
+    apart = below[torch.searchsorted(edges, at)] - counts / len(draws)
     return float(below[-1]), float(apart.abs().max())
 
 
@@ -77,7 +104,13 @@ def _inside(sampler: Sampler) -> float:
 def _draws(sampler: Sampler) -> Tensor:
     """Noise levels as it draws them, evenly spread; of all levels alike where they depend on the data."""
     v = middles(GRID, sampler.device)
-    return v if sampler.conditional and sampler.table is None else sampler.quantile(v)
+    if sampler.conditional and sampler.table is None:
+        return v
+    u = sampler.quantile(v)
+    if not isinstance(u, Tensor) or u.shape != v.shape:
+        raise TypeError(f"{type(sampler).__name__}.quantile() must be a tensor of the shape of v, got {getattr(u, 'shape', u)}")
+    sampler.check_drawn(u)
+    return u
 
 
 def _usable(process: Process, device: torch.device) -> bool:

@@ -111,14 +111,61 @@ class Rising(Sampler):
         return self.how(v)
 
 
-@pytest.mark.parametrize("process", [DDPM.linear(), DDPM.linear(10), DDPM.linear(1), Flow()], ids=str)
+@pytest.mark.parametrize("process", [DDPM.linear(), DDPM.linear(10), Flow()], ids=str)
 def test_draws_that_are_not_of_the_density_are_refused(process):
     with pytest.raises(ValueError, match=r"not that of its draws: .* differ by up to 0\.2.* quantile\(\)"):
-        Recipe(Rising(DDPM.linear(), lambda v: v))
+        Recipe(Rising(process, lambda v: v))
     Recipe(Rising(process, torch.sqrt))
     Recipe(Rising(process, lambda v: (1 - v).sqrt()))  # any order will do
-    if process.steps:  # and middles of timesteps
+    if process.steps:  # and any place within a timestep
+        Recipe(Rising(process, lambda v: (v.sqrt() * process.steps).floor() / process.steps))
         Recipe(Rising(process, lambda v: ((v.sqrt() * process.steps).floor() + 0.5) / process.steps))
+
+
+@pytest.mark.parametrize("process", [DDPM.linear(), DDPM.linear(1)], ids=str)
+def test_draws_may_all_be_of_a_few_timesteps(process):
+    """As those of a student that takes few steps."""
+    chosen = torch.tensor([0, 250, 500, 999]) % process.steps
+    mass = torch.bincount(chosen, minlength=process.steps) * (process.steps / len(chosen))
+
+    def density(u):
+        return mass[(u * process.steps).long()]
+
+    Recipe(Rising(process, lambda v: (chosen[(4 * v).long()] + 0.5) / process.steps, density))
+    if process.steps > 1:
+        with pytest.raises(ValueError, match=r"not that of its draws: .* differ by up to 0\.5"):
+            Recipe(Rising(process, lambda v: (chosen[(4 * v).long()] // 2 + 0.5) / process.steps, density))
+
+
+@pytest.mark.parametrize("process", [DDPM.linear(), DDPM.linear(1), Flow()], ids=str)
+def test_draws_that_are_no_noise_levels_are_refused(process):
+    for how in (lambda v: 2 * v, lambda v: v * torch.nan):
+        with pytest.raises(ValueError, match=r"Rising drew what is no noise level: u must lie in \[0, 1\], got"):
+            Recipe(Rising(process, how))
+    for how, got in ((lambda v: v[:1], r"torch.Size\(\[1\]\)"), (lambda v: 0.5, "0.5")):
+        with pytest.raises(TypeError, match=rf"Rising.quantile\(\) must be a tensor of the shape of v, got {got}"):
+            Recipe(Rising(process, how))
+
+
+class BackwardBeta(SAMPLERS["beta"]):
+    """Methods of its own beside a table."""
+
+    def quantile(self, v, x0=None):
+        return super().quantile(self.turned(v))
+
+    def turned(self, v):
+        return 1 - v
+
+
+class SameBeta(BackwardBeta):
+    def turned(self, v):
+        return v
+
+
+def test_methods_that_differ_from_the_table_are_refused():
+    with pytest.raises(ValueError, match=r"the density of BackwardBeta is a table, and drawn from it, but quantile\(\)"):
+        Recipe(BackwardBeta(Flow(), a=2))
+    Recipe(SameBeta(Flow(), a=2))
 
 
 def test_a_density_that_is_negative_or_no_tensor_is_refused():

@@ -238,8 +238,9 @@ class Sampler(KeepsPrecision):
         if self.device != device:
             self.to(device)
         u, density, weight = self._draw(self._uniforms(n, device, generator), data)
-        if not self._looked:
-            self._look_at(u)
+        if not self._looked:  # at all of them would mean to wait for a GPU at every step
+            self.check_drawn(u)
+            self._looked = visible(u, wait=True)
         second = self._second(u, generator)
         square = self._mean_square(data, device) if self.wants_mean_square() else None
         self.micro += 1
@@ -331,13 +332,12 @@ class Sampler(KeepsPrecision):
     def _mean_square(data: Tensor | None, device: torch.device) -> Tensor:
         return torch.zeros((), dtype=torch.float32, device=device) if data is None else data.detach().float().square().mean()
 
-    def _look_at(self, u: Tensor) -> None:
-        """An error if the first draw has left [0, 1]; to look at all of them would mean to wait for a GPU at every step."""
+    def check_drawn(self, u: Tensor) -> None:
+        """An error, which names the sampler, if it has left [0, 1]."""
         try:
             check_range(u, wait=True)
         except ValueError as error:
             raise ValueError(f"{type(self).__name__} drew what is no noise level: {error}") from None
-        self._looked = visible(u, wait=True)
 
     # What `draw.weight` is made of: samplers/correction.py has the formula ----------------------------------------------
 
