@@ -84,6 +84,13 @@ class Histogram(nn.Module):
         return torch.minimum(low + (v - before).clamp(min=0) * slope, high), density
 
 
+def edges_around(inner: Tensor, fine: int) -> Tensor:
+    """0, those of these numbers that lie between 0 and `fine`, over it, and 1; whatever the caller's default type is."""
+    distinct = inner.double().unique()
+    ends = distinct.new_tensor([0.0, fine])
+    return (torch.cat([ends[:1], distinct[(distinct > 0) & (distinct < fine)], ends[1:]]) / fine).float()
+
+
 class RowHistogram:
     """As `Histogram`, with masses of its own, a row, for each u and v.
 

@@ -12,7 +12,7 @@ from noisewise.objective import Objective, bounded
 from noisewise.processes import Process
 from noisewise.running import RunningLoss
 from noisewise.samplers.base import Draw, LossAt
-from noisewise.samplers.histogram import Histogram
+from noisewise.samplers.histogram import Histogram, edges_around
 from noisewise.samplers.learning import Learner, split_objective
 
 GATE = 3  # the exponent of the gate, as published
@@ -104,6 +104,4 @@ def even_log_snr_edges(process: Process, strata: int) -> Tensor:
     most, least = (-2 * math.log(noise) for noise in NOISE)
     ends = log_snr[[round(TAIL * fine), round((1 - TAIL) * fine)]].clamp(least, most)
     wanted = torch.linspace(float(ends[0]), float(ends[1]), max(strata - 1, 1), dtype=torch.float64)
-    inner = torch.searchsorted(-log_snr, -wanted).unique()
-    inner = inner[(inner > 0) & (inner < fine)] / fine
-    return torch.cat([torch.zeros(1), inner, torch.ones(1)]).float()
+    return edges_around(torch.searchsorted(-log_snr, -wanted), fine)

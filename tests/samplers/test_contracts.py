@@ -331,14 +331,19 @@ def test_precision_of_the_state_survives_casts(spec, fill):
 
 @pytest.mark.parametrize("spec", ALL_SPECS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_draws_do_not_depend_on_the_default_dtype(spec, dtype, fill):
+def test_draws_and_states_do_not_depend_on_the_default_dtype(spec, dtype, fill):
+    """Lightning's bf16-true sets it, and a run may go on without."""
     spec = fill(spec)
-    expected = noisewise.recipe(spec, DDPM.linear()).sampler.sample(64)
+    before = noisewise.recipe(spec, DDPM.linear()).sampler
+    expected = before.sample(64)
     torch.set_default_dtype(dtype)
     try:
-        draw = noisewise.recipe(spec, DDPM.linear()).sampler.sample(64)
+        sampler = noisewise.recipe(spec, DDPM.linear()).sampler
+        draw = sampler.sample(64)
     finally:
         torch.set_default_dtype(torch.float32)
+    states = before.state_dict(), sampler.state_dict()
+    assert [name for name, value in states[0].items() if not torch.equal(value, states[1][name])] == []
     assert draw.u.dtype == draw.weight.dtype == torch.float32
     assert torch.equal(draw.time, expected.time)
     torch.testing.assert_close(draw.weight, expected.weight)

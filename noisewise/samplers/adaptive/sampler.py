@@ -24,7 +24,7 @@ from noisewise.samplers.adaptive.lookahead import LookaheadEstimator
 from noisewise.samplers.adaptive.reinforce import ReinforceEstimator
 from noisewise.samplers.base import Draw, LossAt
 from noisewise.samplers.correction import Correction
-from noisewise.samplers.histogram import Histogram
+from noisewise.samplers.histogram import Histogram, edges_around
 from noisewise.samplers.learning import Learner, split_objective
 from noisewise.weighting import MinSNR, Weighting
 
@@ -238,13 +238,7 @@ def stratum_edges(process: Process, strata: int, over: str) -> Tensor:
     fine = process.steps or 4096
     if over == "u":
         inner = torch.arange(1, strata, dtype=torch.float64) * fine / strata
-        return _inner_edges(inner.round() if process.steps else inner, fine)
+        return edges_around(inner.round() if process.steps else inner, fine)
     log_snr = process.log_snr_edges(torch.arange(fine + 1, dtype=torch.float64) / fine).clamp(-20, 20)
     wanted = torch.linspace(float(log_snr[0]), float(log_snr[-1]), strata + 1, dtype=torch.float64)[1:-1]
-    return _inner_edges(torch.searchsorted(-log_snr, -wanted), fine)
-
-
-def _inner_edges(inner: Tensor, fine: int) -> Tensor:
-    """0, the distinct ones of these edges (in units of 1 / fine), 1."""
-    distinct = inner.unique()
-    return torch.cat([torch.zeros(1), distinct[(distinct > 0) & (distinct < fine)] / fine, torch.ones(1)]).float()
+    return edges_around(torch.searchsorted(-log_snr, -wanted), fine)
