@@ -90,9 +90,9 @@ def interval(u: Tensor, n: int) -> Tensor:
     return ((ticks * n) >> 24).clamp(0, n - 1)
 
 
-def first_ticks(n: int) -> Tensor:
+def first_ticks(n: int, device: torch.device | str = "cpu") -> Tensor:
     """(n - 1,): the first multiple of 2^-24 that `interval` puts into the second to the last of n intervals, as float32."""
-    return ((torch.arange(1, n) * 2**24 + n - 1) // n - 1).to(torch.float32)
+    return ((torch.arange(1, n, device=device) * 2**24 + n - 1) // n - 1).to(torch.float32)
 
 
 def edges_between(log_snr: Tensor) -> Tensor:

@@ -218,7 +218,7 @@ class Recipe(KeepsPrecision):
     # State ----------------------------------------------------------------------------------------------------------
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor(list(self.spec.encode()), dtype=torch.uint8)  # a tensor, so that any format can hold it
+        return torch.tensor(list(self.spec.encode()), dtype=torch.uint8, device="cpu")  # a tensor: any format can hold it
 
     def set_extra_state(self, state: Tensor) -> None:
         """A saved spec is for messages only: the recipe stays what it was made as."""

@@ -204,7 +204,7 @@ class RunningLoss(KeepsPrecision):
             )
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor(self.calls)
+        return torch.tensor(self.calls, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         self.calls = int(state)
@@ -214,7 +214,7 @@ class RunningLoss(KeepsPrecision):
         if squares is not None and prefix + "sums" in state_dict:  # they were kept apart, and those of `sums` weighted
             state_dict[prefix + "sums"] = torch.cat([state_dict[prefix + "sums"][:2], squares[:1]])
         state_dict.setdefault(prefix + "beyond", torch.zeros_like(self.beyond) if beyond is None else beyond)
-        state_dict.setdefault(prefix + "_extra_state", torch.tensor(0))  # calls were not saved
+        state_dict.setdefault(prefix + "_extra_state", torch.tensor(0, device="cpu"))  # calls were not saved
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property

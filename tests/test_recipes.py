@@ -535,6 +535,16 @@ def test_the_state_of_another_recipe(spec, other):
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+def test_a_state_is_the_same_whatever_the_default_device():
+    recipe = noisewise.recipe("adaptive", DDPM.linear())
+    recipe.sample(4)
+    before = state_of(recipe)
+    with torch.device("meta"):
+        after = recipe.state_dict()
+        recipe.load_state_dict(after)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
 def test_what_is_no_state_is_named():
     with pytest.raises(TypeError, match="got NoneType"):
         noisewise.recipe("uniform", DDPM.linear()).load_state_dict(None)

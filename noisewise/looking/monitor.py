@@ -95,7 +95,7 @@ class Monitor(KeepsPrecision):
         return {name: value.cpu().numpy() for name, value in result.items()}
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor([self.kept, self.spacing, self.calls])
+        return torch.tensor([self.kept, self.spacing, self.calls], device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         self.kept, self.spacing, self.calls = (int(value) for value in state)

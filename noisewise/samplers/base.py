@@ -379,7 +379,7 @@ class Sampler(KeepsPrecision):
         return None
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor([self.step, self.micro, self.seed], dtype=torch.int64)
+        return torch.tensor([self.step, self.micro, self.seed], dtype=torch.int64, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         self.step, self.micro, self.seed = (int(value) for value in state)

@@ -165,7 +165,7 @@ class Learner(Sampler):
         if steps is None or not self._fixed_weights:
             return function(u)
         if (name, u.device) not in self._tables:
-            self._tables[name, u.device] = first_ticks(steps).to(u.device), function(middles(steps, u.device))
+            self._tables[name, u.device] = first_ticks(steps, u.device), function(middles(steps, u.device))
         ticks, values = self._tables[name, u.device]
         return values[torch.bucketize((u * 2**24).round().to(ticks), ticks, right=True)]
 

@@ -7,7 +7,7 @@ import pickle
 import random
 import tracemalloc
 import warnings
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import product
 
 import numpy as np
@@ -329,6 +329,18 @@ def test_precision_of_the_state_survives_casts(spec, fill):
     assert all(torch.equal(value, buffers[key]) for key, value in sampler.named_buffers())
 
 
+@contextmanager
+def default(chosen):
+    """Torch's default type or device within the block, if one is chosen."""
+    kind = torch.float32 if chosen is None or isinstance(chosen, torch.device) else chosen
+    torch.set_default_dtype(kind)
+    try:
+        with chosen if isinstance(chosen, torch.device) else nullcontext():
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("spec", ALL_SPECS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_draws_and_states_do_not_depend_on_the_default_dtype(spec, dtype, fill):
@@ -336,12 +348,9 @@ def test_draws_and_states_do_not_depend_on_the_default_dtype(spec, dtype, fill):
     spec = fill(spec)
     before = noisewise.recipe(spec, DDPM.linear()).sampler
     expected = before.sample(64)
-    torch.set_default_dtype(dtype)
-    try:
+    with default(dtype):
         sampler = noisewise.recipe(spec, DDPM.linear()).sampler
         draw = sampler.sample(64)
-    finally:
-        torch.set_default_dtype(torch.float32)
     states = before.state_dict(), sampler.state_dict()
     assert [name for name, value in states[0].items() if not torch.equal(value, states[1][name])] == []
     assert draw.u.dtype == draw.weight.dtype == torch.float32
@@ -350,11 +359,11 @@ def test_draws_and_states_do_not_depend_on_the_default_dtype(spec, dtype, fill):
 
 
 @pytest.mark.parametrize("spec", LEARNERS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_learning_does_not_depend_on_the_default_dtype(spec, dtype, fill):
-    """Which Lightning's bf16-true and 64-true set for the training step, where policies are made and losses are taken in."""
+@pytest.mark.parametrize("other", [torch.bfloat16, torch.float64, torch.device("meta")], ids=str)
+def test_learning_does_not_depend_on_the_defaults(spec, other, fill):
+    """Lightning's bf16-true and 64-true set the type for the training step, where policies are made and losses are taken in."""
     learned = []
-    for default in (torch.float32, dtype):
+    for chosen in (None, other):
         torch.manual_seed(0)
         model, x0 = nn.Linear(1, 1), torch.randn(16, 3, 8, 8)
         sampler = noisewise.recipe(fill(spec), DDPM.linear()).sampler.attach(
@@ -364,15 +373,13 @@ def test_learning_does_not_depend_on_the_default_dtype(spec, dtype, fill):
         def loss_at(rows, u, model=model):
             return model(u[:, None]).squeeze(1) ** 2 + u
 
-        torch.set_default_dtype(default)
-        try:
+        with default(chosen):
             for _ in range(12):
                 draw = sampler.sample(x0)
                 with sampler.observe(draw, loss_at(slice(None), draw.u).detach(), loss_at):
                     pass
-        finally:
-            torch.set_default_dtype(torch.float32)
-        learned.append(sampler.state_dict())
+            learned.append(sampler.state_dict())
+            sampler.load_state_dict(learned[-1])
     assert learned[0].keys() == learned[1].keys()
     assert [key for key, value in learned[0].items() if not torch.equal(value, learned[1][key])] == []
 

@@ -181,8 +181,8 @@ class AdaptiveSampler(Learner):
             self.retarget(MinSNR(gamma))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        state_dict.setdefault(prefix + "gamma", torch.tensor(self.first_gamma))  # states of before
-        state_dict.setdefault(prefix + "power", torch.zeros(()))
+        state_dict.setdefault(prefix + "gamma", self.gamma.new_tensor(self.first_gamma))  # states of before
+        state_dict.setdefault(prefix + "power", self.power.new_zeros(()))
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._aim()
 
