@@ -18,6 +18,11 @@ from typing import IO, Any
 
 LARGEST_TEXT = 64 * 2**20  # bytes; settings and manifests have a few thousand
 NOT_THERE = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # what file systems say that cannot flush a folder
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # and those that cannot lock a file
+
+
+class FolderInUse(OSError):
+    """Another process works in the folder."""
 
 
 def read_plain(path: Path, most: int = LARGEST_TEXT) -> bytes:
@@ -75,12 +80,19 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def locked(folder: Path) -> IO[str]:
-    """The lock of a folder, which no other process has until it is closed; BlockingIOError if one has it."""
+    """The lock of a folder, which no other process has until it is closed; FolderInUse if one has it."""
     lock = os.fdopen(open_own(folder / ".lock", os.O_RDWR | os.O_CREAT), "r+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
+    except OSError as error:
         lock.close()
+        if isinstance(error, BlockingIOError):
+            raise FolderInUse(f"{folder} is in use by another process: wait for it, or give another --out") from None
+        if error.errno in NO_LOCKS:
+            raise OSError(
+                f"{folder} lies on a file system without locks ({error.strerror}), where another process could write into it "
+                "unseen: give an --out on another"
+            ) from None
         raise
     return lock
 
@@ -159,9 +171,9 @@ def writing(what: str, path: Path) -> Iterator[None]:
 
 
 def _reason(path: Path, error: OSError) -> str:
-    there = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))  # Path.exists may raise
+    there = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))  # Path.exists may raise
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        return f"{there} is a file, not a folder"
+        return f"{there} is a {'file' if os.path.exists(there) else 'link that leads nowhere'}, not a folder"
     if error.errno == errno.EISDIR:
         return f"{path} is a folder, not a file"
     folder = there if there.is_dir() else there.absolute().parent

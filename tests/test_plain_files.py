@@ -1,13 +1,14 @@
 """Files appear whole or not at all; what cannot be written is named as the user knows it, with the reason."""
 
 import errno
+import fcntl
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from noisewise.plain_files import replace_file, replacing, sweep, writing
+from noisewise.plain_files import FolderInUse, locked, replace_file, replacing, sweep, writing
 
 
 def said(path, act):
@@ -25,6 +26,12 @@ def test_a_file_in_the_way_is_named(tmp_path, monkeypatch):
     Path("file").touch()
     assert said("file", make) == "--out file cannot be written: file is a file, not a folder"
     assert said("file/a/b", make) == f"--out file/a/b cannot be written: {tmp_path / 'file'} is a file, not a folder"
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone")
+    assert said(link, make).endswith(f"{link} is a link that leads nowhere, not a folder")
 
 
 def test_a_folder_in_the_way_is_named(tmp_path):
@@ -58,6 +65,29 @@ def test_what_can_be_written_is(tmp_path):
     with writing("--out x", tmp_path / "x"):
         make(tmp_path / "x")
     assert (tmp_path / "x").is_dir()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
+    """NFS without its lock daemon, Lustre without -o flock."""
+
+    def flock(file, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="lies on a file system without locks") as failure, writing("--out x", tmp_path):
+        locked(tmp_path)
+    assert str(failure.value).startswith(f"{tmp_path} lies on a file system without locks ({os.strerror(number)}), where")
+
+
+def test_a_folder_in_use_is_named(tmp_path):
+    with (
+        locked(tmp_path),
+        pytest.raises(FolderInUse, match="is in use by another process: wait for it, or"),
+        writing("--out x", tmp_path),
+    ):
+        locked(tmp_path)
+    locked(tmp_path).close()
 
 
 # Whole or not at all

@@ -37,11 +37,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _encode(args: argparse.Namespace) -> int:
-    from noisewise.data.encoding import encode  # which needs diffusers: seconds
+    from noisewise.data.encoding import encode, partial_of  # which need diffusers: seconds
 
     device = place(args.device)
     source = open_data(args.source, args.data, split=args.split, options=args.options)
-    with Count("encoding", len(source)).shown() as done, writing(f"--out {args.out}", args.out):
+    with Count("encoding", len(source)).shown() as done, writing(f"--out {args.out}", partial_of(args.out)):
         encode(
             source,
             args.autoencoder,

@@ -8,8 +8,7 @@ refused.
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from noisewise.data.latents import INDEX, VERSION
 from noisewise.data.source import Source
-from noisewise.plain_files import locked, replace_file, sweep
+from noisewise.plain_files import locked, read_plain, replace_file, sweep
 
 KINDS = {"AutoencoderKL": AutoencoderKL, "VQModel": VQModel}
 SCALE_OF_SD = 0.18215  # diffusers' default for every VQModel too, which LDM does not rescale (Rombach et al. 2022, D.1)
@@ -125,7 +124,7 @@ def encode(
     """
     out = Path(out)
     check_new(out)
-    partial = out.with_name(out.name + ".partial")
+    partial = partial_of(out)
     if store not in STORES:
         raise ValueError(f"store must be one of {', '.join(STORES)}, got {store!r}")
     if batch < 1 or save_every < 1:
@@ -146,7 +145,8 @@ def encode(
         "batch": batch,  # the last bits of a latent may depend on it
         "source": {"name": source.name, "fingerprint": source.fingerprint()},
     }
-    with alone(partial):
+    partial.mkdir(parents=True, exist_ok=True)
+    with locked(partial):
         check_new(out)  # another call may have ended meanwhile
         sweep(partial)
         done = begin(partial, settings)
@@ -160,34 +160,37 @@ def encode(
     return out
 
 
+def partial_of(out: Path) -> Path:
+    """Where it is made."""
+    return out.with_name(out.name + ".partial")
+
+
 def check_new(out: Path) -> None:
     """Raise FileExistsError for a folder that is there."""
     if out.exists():
         raise FileExistsError(f"{out} exists already: choose another folder, or remove it to encode again")
 
 
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """No other call fills the folder, which is made if need be, within the block."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = locked(folder)
-    except BlockingIOError:
-        raise BlockingIOError(f"{folder} is being filled by another process: wait, or choose another folder") from None
-    with lock:
-        yield
-
-
 def begin(partial: Path, settings: dict[str, Any]) -> int | None:
     """How many rows an interrupted run has left; None to start from the beginning."""
     try:
-        found = json.loads((partial / PROGRESS).read_text())
+        found = json.loads(read_plain(partial / PROGRESS))
+        done, before = int(found["done"]), dict(found["settings"])
     except FileNotFoundError:
         return None
-    if found["settings"] != settings:
-        different = sorted(name for name in settings if found["settings"].get(name) != settings[name])
+    except (ValueError, LookupError, TypeError):
+        raise damaged(partial, PROGRESS) from None
+    if not 0 <= done <= settings["count"]:
+        raise damaged(partial, PROGRESS)
+    if before != settings:
+        different = sorted(name for name in settings if before.get(name) != settings[name])
         raise ValueError(f"{partial} was begun with other settings ({', '.join(different)}): repeat the old call, or remove it")
-    return int(found["done"])
+    return done
+
+
+def damaged(partial: Path, name: str) -> ValueError:
+    """What to do if an interrupted run has left no such file."""
+    return ValueError(f"{partial / name} is damaged: remove {partial} to encode from the start")
 
 
 def open_arrays(partial: Path, settings: dict[str, Any], has_std: bool, fresh: bool) -> dict[str, NDArray[Any]]:
@@ -199,7 +202,7 @@ def open_arrays(partial: Path, settings: dict[str, Any], has_std: bool, fresh: b
     if settings["classes"]:
         layout["labels"] = ("int64", (settings["count"],))
     if not fresh:
-        return {name: np.lib.format.open_memmap(partial / f"{name}.npy", mode="r+") for name in layout}
+        return {name: left_array(partial, f"{name}.npy", *like) for name, like in layout.items()}
     needed = sum(math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in layout.values())
     free = shutil.disk_usage(partial).free
     if needed > free:  # a full disk under a memory map would kill the process without a word
@@ -208,6 +211,17 @@ def open_arrays(partial: Path, settings: dict[str, Any], has_std: bool, fresh: b
         name: np.lib.format.open_memmap(partial / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
         for name, (dtype, shape) in layout.items()
     }
+
+
+def left_array(partial: Path, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """A file to go on with, memory-mapped."""
+    try:
+        array = np.lib.format.open_memmap(partial / name, mode="r+")
+    except (OSError, ValueError):
+        raise damaged(partial, name) from None
+    if (array.dtype, array.shape) != (np.dtype(dtype), shape):
+        raise damaged(partial, name)
+    return array
 
 
 def fill(

@@ -25,7 +25,6 @@ from noisewise.training import checkpoint
 from noisewise.training.components import Parts, build_parts, open_source
 from noisewise.training.config import FREE_WITHIN, Config
 from noisewise.training.options import flat
-from noisewise.training.run_folder import FolderInUse
 from noisewise.training.signals import StopRequest
 
 Foretell = Callable[[int], float]
@@ -120,10 +119,7 @@ def alone(folder: Path) -> Iterator[None]:
         raise ValueError(f"--out {folder} is a file: name a folder")
     with writing(f"--out {folder}", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    try:
         lock = locked(folder)
-    except BlockingIOError:
-        raise FolderInUse(f"another comparison is at work in {folder}: wait for it, or give another --out") from None
     with lock:
         sweep(folder)
         yield

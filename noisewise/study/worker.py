@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from noisewise.generation.run_samples import draw_samples
-from noisewise.plain_files import open_own
+from noisewise.plain_files import FolderInUse, open_own
 from noisewise.study.job import Job, Status, explained, forget_status, record_failure
 from noisewise.study.measure import evaluate
 from noisewise.study.outcome import FAILURE, LOG
 from noisewise.training.display import Progress, summary
 from noisewise.training.run import Run
-from noisewise.training.run_folder import FolderInUse
 from noisewise.training.signals import StopRequest
 from noisewise.words import printable
 

@@ -29,10 +29,6 @@ from noisewise.training.options import as_yaml, changed, load_config
 COMPARISON = "comparison.json"  # that compare writes into its folder
 
 
-class FolderInUse(RuntimeError):
-    """Another process works in the folder."""
-
-
 def settings_of(folder: Path) -> Path:
     """The file of settings of the run in a folder, or an error that says what folder to give."""
     file = folder / "config.yaml"
@@ -71,7 +67,8 @@ class RunFolder:
             make_folder(self.path)
             for name in ("checkpoints", "samples"):
                 inside(self.path, self.path / name)
-            self._take_lock()
+            self._lock = locked(self.path)  # two processes in one folder would destroy each other's checkpoints
+            _OPEN.add(self)
             sweep(self.path)
             sweep(self.samples)
             if not self.config_file.exists():
@@ -82,14 +79,6 @@ class RunFolder:
     def write_config(self, config: Config) -> None:
         """The settings that hold from now on; for a run that is resumed only when that has succeeded."""
         replace_file(self.config_file, as_yaml(config))
-
-    def _take_lock(self) -> None:
-        """Two processes in one folder would destroy each other's checkpoints."""
-        try:
-            self._lock = locked(self.path)
-        except BlockingIOError:
-            raise FolderInUse(f"{self.path} is in use by another process: wait for it, or give another --out") from None
-        _OPEN.add(self)
 
     def end(self) -> None:
         """Let others use the folder."""

@@ -19,10 +19,10 @@ from noisewise import __version__
 from noisewise.commands import cli
 from noisewise.commands.cli import COMMANDS, main
 from noisewise.distributed import FailedElsewhere
+from noisewise.plain_files import FolderInUse
 from noisewise.study.outcome import NoneFinished
 from noisewise.training.checkpoint import CheckpointError
 from noisewise.training.guard import Diverged
-from noisewise.training.run_folder import FolderInUse
 from noisewise.training.signals import StopRequest
 from tests.data.small_autoencoder import SMALL
 from tests.training.tiny import DIT

@@ -16,6 +16,7 @@ import torch
 
 from noisewise.commands.cli import main
 from noisewise.commands.compare import doubts
+from noisewise.plain_files import FolderInUse
 from noisewise.study.conduct import alone, combinations, conduct, run_name
 from noisewise.study.job import with_budget
 from noisewise.study.launch import Local
@@ -271,7 +272,7 @@ def test_a_comparison_that_is_stopped_or_killed_is_finished_by_the_same_command(
 def test_two_comparisons_in_one_folder_are_refused(tmp_path):
     with (
         alone(tmp_path),
-        pytest.raises(RuntimeError, match=r"another comparison is at work in .*: wait for it, or give another"),
+        pytest.raises(FolderInUse, match=r"is in use by another process: wait for it, or give another --out"),
     ):
         conduct(plan(), configs_in(tmp_path), Local())
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from diffusers import AutoencoderKL, UNet2DModel, VQModel
 
 from noisewise.data import Batches, Synthetic, open_data
 from noisewise.data.encoding import encode
+from noisewise.plain_files import FolderInUse
 from tests.data.small_autoencoder import SMALL
 
 COUNT = 14
@@ -164,6 +166,7 @@ KILLED = """
 import os, signal, sys
 from noisewise.data import Synthetic
 from noisewise.data.encoding import encode
+from noisewise.plain_files import FolderInUse
 from tests.data.small_autoencoder import SMALL
 
 def die(done):
@@ -187,11 +190,38 @@ def test_a_killed_process_leaves_what_another_can_finish(kl, source, tmp_path):
 
 def test_a_second_call_into_the_same_folder_is_refused(kl, source, tmp_path):
     def meanwhile(done):
-        with pytest.raises(BlockingIOError, match="filled by another process"):
+        with pytest.raises(FolderInUse, match=r"latents\.partial is in use by another process"):
             encode(source, kl, tmp_path / "latents", batch=4)
 
     folder = encode(source, kl, tmp_path / "latents", batch=4, progress=meanwhile)
     assert files_of(folder) == files_of(encode(source, kl, tmp_path / "alone", batch=4))
+
+
+def _settings_gone(partial):
+    (partial / "progress.json").write_text('{"done": 4, "settings": 3}')
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("progress.json", lambda partial: (partial / "progress.json").write_text("{")),
+        ("progress.json", lambda partial: (partial / "progress.json").write_text("[]")),
+        ("progress.json", _settings_gone),
+        ("mean.npy", lambda partial: (partial / "mean.npy").unlink()),
+        ("std.npy", lambda partial: (partial / "std.npy").write_bytes(b"")),
+        ("std.npy", lambda partial: np.save(partial / "std.npy", np.zeros(3))),
+    ],
+)
+def test_damage_to_what_an_interrupted_run_has_left_is_named(kl, source, tmp_path, name, damage):
+    def interrupt(done):
+        raise KeyboardInterrupt
+
+    out, partial = tmp_path / "latents", tmp_path / "latents.partial"
+    with pytest.raises(KeyboardInterrupt):
+        encode(source, kl, out, batch=4, progress=interrupt)
+    damage(partial)
+    with pytest.raises(ValueError, match=rf"/{re.escape(name)} is damaged: remove .*latents\.partial to encode"):
+        encode(source, kl, out, batch=4)
 
 
 def test_other_settings_do_not_go_on_with_a_run(kl, source, tmp_path):

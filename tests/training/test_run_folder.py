@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import noisewise
-from noisewise.plain_files import read_rows
+from noisewise.plain_files import FolderInUse, read_rows
 from noisewise.training.options import load_config, load_preset
 from noisewise.training.run_folder import RunFolder, environment, git_state
 
@@ -167,7 +167,7 @@ def test_a_second_process_is_refused_until_the_first_ends(folder):
         [sys.executable, "-c", HOLD, str(folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(RuntimeError, match="one is in use by another process: wait for it, or give another --out"):
+        with pytest.raises(FolderInUse, match="one is in use by another process: wait for it, or give another --out"):
             folder.begin(load_preset("digits"), resume=True)
         assert len(rows_of(folder.path / "environment.jsonl")) == 1
         other.kill()  # even so the lock is gone
@@ -183,7 +183,7 @@ def test_a_reading_process_that_outlives_a_killed_run_does_not_hold_its_folder(f
         assert other.stdout.readline() == "held\n"
         worker = int(other.stdout.readline())
         try:
-            with pytest.raises(RuntimeError, match="in use"):  # the fork has not unlocked it either
+            with pytest.raises(FolderInUse, match="in use"):  # the fork has not unlocked it either
                 folder.begin(load_preset("digits"), resume=True)
             other.kill()
             other.wait(timeout=60)
@@ -195,7 +195,7 @@ def test_a_reading_process_that_outlives_a_killed_run_does_not_hold_its_folder(f
 def test_two_runs_of_one_process_do_not_share_a_folder(folder):
     folder.begin(load_preset("digits"), resume=True)
     second = RunFolder(folder.path)
-    with pytest.raises(RuntimeError, match="in use"):
+    with pytest.raises(FolderInUse, match="in use"):
         second.begin(load_preset("digits"), resume=True)
     folder.end()
     folder.end()  # twice is harmless
