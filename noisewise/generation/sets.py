@@ -25,6 +25,7 @@ from noisewise.generation.solvers import Solver, default_solver
 from noisewise.generation.trained import Trained
 from noisewise.plain_files import read_plain, replace_file, replacing, sweep
 from noisewise.precision import full_float32
+from noisewise.training.run_folder import COMPARISON
 
 FORMATS = ("png", "npy")
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -55,6 +56,9 @@ class ImageSet:
         More or fewer images may be asked for than before, and the files stay cut as they are.
         """
         path = self.folder / RECORD
+        for file, what in (("config.yaml", "a run"), (COMPARISON, "a comparison")):
+            if (self.folder / file).exists():
+                raise FileExistsError(f"{self.folder} holds {what}: give another --out")
         sweep(self.folder)
         if path.exists():
             before = self._before()

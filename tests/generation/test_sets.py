@@ -203,6 +203,14 @@ def test_images_of_unknown_origin_are_not_taken_for_our_own(trained, tmp_path):
     assert sorted(files(folder)) == ["00000000.png", "notes.txt"]
 
 
+@pytest.mark.parametrize(("file", "what"), [("config.yaml", "a run"), ("comparison.json", "a comparison")])
+def test_images_do_not_mix_with_a_run(trained, tmp_path, file, what):
+    (tmp_path / file).touch()
+    with pytest.raises(FileExistsError, match=f"holds {what}: give another --out"):
+        fill(image_set(trained, tmp_path, 3, format="png"), trained)
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+
+
 def test_progress_counts_what_was_there_too(trained, tmp_path):
     told = []
     make(trained, tmp_path / "set", 6)
