@@ -81,9 +81,7 @@ def integral(sampler: Sampler, whose: str = "the density") -> tuple[float, float
     draws = _draws(sampler).to(even).clamp(LEAST, 1 - LEAST).sort().values
     edges = torch.cat([even, draws, *tables]).clamp(LEAST, 1 - LEAST).sort().values
     between = (edges[1:] + edges[:-1]) / 2
-    density = sampler.density(between)
-    if not isinstance(density, Tensor) or density.shape != between.shape:
-        raise TypeError(f"{whose} must be a tensor of the shape of u, got {getattr(density, 'shape', density)}")
+    density = _asked(sampler, "density", between)
     if bool((density < 0).any()):
         raise ValueError(f"{whose} is negative at u = {float(between[density.argmin()]):.3g}: {float(density.min()):.3g}")
     below = torch.cat([density.new_zeros(1).double(), (density.double() * edges.double().diff()).cumsum(0)])
@@ -106,11 +104,24 @@ def _draws(sampler: Sampler) -> Tensor:
     v = middles(GRID, sampler.device)
     if sampler.conditional and sampler.table is None:
         return v
-    u = sampler.quantile(v)
-    if not isinstance(u, Tensor) or u.shape != v.shape:
-        raise TypeError(f"{type(sampler).__name__}.quantile() must be a tensor of the shape of v, got {getattr(u, 'shape', u)}")
+    u = _asked(sampler, "quantile", v)
     sampler.check_drawn(u)
     return u
+
+
+def _asked(sampler: Sampler, name: str, values: Tensor) -> Tensor:
+    """What its density or quantile says of these numbers, asked as for a batch whose data it does not look at."""
+    argument = "u" if name == "density" else "v"
+    said = f"{type(sampler).__name__}.{name}({argument}, x0)"
+    try:
+        found = getattr(sampler, name)(values, None)
+    except (AttributeError, TypeError) as error:
+        raise TypeError(
+            f"{said} fails without data, x0=None: {error}; if it looks at the data, set conditional = True"
+        ) from error
+    if not isinstance(found, Tensor) or found.shape != values.shape:
+        raise TypeError(f"{said} must be a tensor of the shape of {argument}, got {getattr(found, 'shape', found)}")
+    return found
 
 
 def _usable(process: Process, device: torch.device) -> bool:

@@ -143,8 +143,27 @@ def test_draws_that_are_no_noise_levels_are_refused(process):
         with pytest.raises(ValueError, match=r"Rising drew what is no noise level: u must lie in \[0, 1\], got"):
             Recipe(Rising(process, how))
     for how, got in ((lambda v: v[:1], r"torch.Size\(\[1\]\)"), (lambda v: 0.5, "0.5")):
-        with pytest.raises(TypeError, match=rf"Rising.quantile\(\) must be a tensor of the shape of v, got {got}"):
+        with pytest.raises(TypeError, match=rf"Rising\.quantile\(v, x0\) must be a tensor of the shape of v, got {got}"):
             Recipe(Rising(process, how))
+
+
+class OfData(Uniform):
+    """Looks at the data, and does not say so."""
+
+    def quantile(self, v, x0=None):
+        return v * x0.flatten(1).mean(1).sigmoid()
+
+
+class WithoutData(Uniform):
+    def density(self, u):
+        return torch.ones_like(u)
+
+
+def test_methods_that_cannot_be_asked_are_named():
+    with pytest.raises(TypeError, match=r"OfData\.quantile\(v, x0\) fails without data, .* set conditional = True"):
+        Recipe(OfData(Flow()))
+    with pytest.raises(TypeError, match=r"WithoutData\.density\(u, x0\) fails without data, .* 3 were given"):
+        Recipe(WithoutData(Flow()))
 
 
 class BackwardBeta(SAMPLERS["beta"]):
@@ -171,7 +190,7 @@ def test_methods_that_differ_from_the_table_are_refused():
 def test_a_density_that_is_negative_or_no_tensor_is_refused():
     with pytest.raises(ValueError, match=r"the density of Rising is negative at u = .*: -1"):
         Recipe(Rising(Flow(), lambda v: v, lambda u: 4 * u - 1))
-    with pytest.raises(TypeError, match="the density of Rising must be a tensor of the shape of u, got 1"):
+    with pytest.raises(TypeError, match=r"Rising\.density\(u, x0\) must be a tensor of the shape of u, got 1"):
         Recipe(Rising(Flow(), lambda v: v, lambda u: 1.0))
 
 
