@@ -37,7 +37,7 @@ SPECS = {
     "adaptive": [
         "adaptive:estimator=loss,warmup=4,every=4",
         "adaptive:estimator=loss,warmup=0,every=1,floor=0.1+minsnr",
-        "adaptive:warmup=0,every=2,grow=3,error=0.01,target=(minsnr)",
+        "adaptive:warmup=0,every=2,grow=3,steady=5,error=0.01,target=(minsnr)",
         "adaptive:estimator=reinforce,every=2,strata=20,queue=4,floor=0.2",
         "adaptive:estimator=reinforce,every=3,strata=12,policy=global,selection=correlation,scale_free=true",
         "adaptive:estimator=lookahead,strata=3,horizon=2,budget=1,probe=32,warmup=2,target=(vlb:clip=5)+minsnr",

@@ -114,6 +114,14 @@ def test_gamma_goes_where_the_error_is_a_share_of_the_data(spec, name):
     torch.testing.assert_close(trained(recipe, objective), expected / expected.mean(), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_in_a_long_training_gamma_goes_to_ever_smaller_errors(name):
+    """At 600 steps the share is 0.2 x 75 / 600, and the objective has come nearer to the plain one."""
+    long, short = (trained_by_a_perfect_model(AIMED + ",steady=75", OBJECTIVES[name], steps) for steps in (600, 75))
+    assert float(short.sampler.gamma) == pytest.approx(FOUND, rel=0.2)
+    assert float(long.sampler.gamma) == pytest.approx((600 / 75 / 0.2 - 1) / VARIANCE, rel=0.2)
+
+
 @pytest.mark.parametrize(
     "how",
     [
@@ -386,13 +394,15 @@ def test_a_state_from_before_gamma_moved_is_loaded():
         "error=0",
         "error=2",
         "grow=0",
+        "steady=0",
         "error=0.1+p2",
+        "steady=9000+p2",
         "grow=8,correction=none",
         "error=0.1,estimator=reinforce,target=(minsnr)",
     ],
 )
 def test_a_cut_that_cannot_move_is_refused(spec):
-    with pytest.raises(ValueError, match=r"error|grow"):
+    with pytest.raises(ValueError, match=r"error|grow|steady"):
         noisewise.recipe(f"adaptive:{spec}", OBJECTIVES["eps"])
 
 

@@ -54,6 +54,8 @@ class AdaptiveSampler(Learner):
             squared error in x0 is this share of the data's mean square; by default 0.07. If given, a Min-SNR target that is
             named moves too.
         grow: steps before gamma moves: structure first, then detail; by default 2,000.
+        steady: steps until `error` begins to fall, in proportion to 1 / steps, so that gamma rises in a long training, and
+            the objective ends near the plain one; by default it does not fall.
         collapse: a density narrower than this, exp(entropy), restarts as uniform, with a warning.
         settings: `weighting`, `objective` and `seed`, as of all learning samplers; and the estimator's own.
     """
@@ -71,6 +73,7 @@ class AdaptiveSampler(Learner):
         draws: str = "stratified",
         error: float | None = None,
         grow: int | None = None,
+        steady: int | None = None,
         collapse: float = 0.02,
         **settings: Any,
     ) -> None:
@@ -98,17 +101,19 @@ class AdaptiveSampler(Learner):
             raise ValueError(f"collapse must lie in [0, 1), got {collapse}")
         self.collapse = collapse
         self.error, self.grow = ERROR if error is None else error, GROW if grow is None else grow
-        if not 0 < self.error <= 1 or self.grow < 1:
-            raise ValueError(f"error must lie in (0, 1] and grow be >= 1, got {self.error} and {self.grow}")
+        self.steady = math.inf if steady is None else steady
+        if not 0 < self.error <= 1 or min(self.grow, self.steady) < 1:
+            given = f"{self.error}, {self.grow} and {self.steady}"
+            raise ValueError(f"error must lie in (0, 1], grow and steady be >= 1, got {given}")
         movable = isinstance(self.estimator, LossEstimator) and self.objective.loss == "mse"
-        asked = error is not None or grow is not None
+        asked = [name for name, value in {"error": error, "grow": grow, "steady": steady}.items() if value is not None]
         if asked and not (movable and isinstance(self.target, MinSNR)):
             raise ValueError(
-                f"{'grow' if error is None else 'error'} moves the gamma of a Min-SNR target, by mse losses and the loss "
+                f"{asked[0]} moves the gamma of a Min-SNR target, by mse losses and the loss "
                 "estimator: name no other target or weighting than minsnr"
             )
         self.first_gamma = (self.target if isinstance(self.target, MinSNR) else MinSNR()).gamma
-        self.moves = asked or (movable and own_target)
+        self.moves = bool(asked) or (movable and own_target)
         # also where gamma stays: recipes of all targets go on from each other's states
         self.register_buffer("gamma", torch.tensor(self.first_gamma, dtype=torch.float32))
         self.register_buffer("power", torch.zeros((), dtype=torch.float32))  # the data's mean square, once it was seen
@@ -165,7 +170,8 @@ class AdaptiveSampler(Learner):
             return
         gamma, power = max(float(self.gamma), self.first_gamma), float(self.power)
         if power > 0:
-            goal = followed(running, self.objective, gamma, self.error, power)
+            error = self.error * min(1.0, self.steady / (self.step + 1))
+            goal = followed(running, self.objective, gamma, error, power)
             self.gamma.fill_(gamma * (max(goal, self.first_gamma) / gamma) ** PACE)
             self._aim()
 
