@@ -163,8 +163,8 @@ def what_pictures_want() -> str:
 
 
 def by_solver() -> str:
-    """FID by the solver along the way and by ancestral steps, and each over uniform's after the same steps."""
-    solvers = {"DDIM-50": "", "ancestral-250": "ddpm:steps=250", "ancestral-1000": "ddpm:steps=1000"}
+    """FID by the solver along the way and by ancestral steps; in brackets over uniform's after the same steps."""
+    solvers = {"DDIM, 50 steps": "", "ancestral, 250 steps": "ddpm:steps=250", "ancestral, 1000 steps": "ddpm:steps=1000"}
     known: dict[str, dict[tuple[str, int, str, int], float]] = {name: {} for name in solvers.values()}
     for row in rows("cifar10-v2-runs.jsonl"):
         known[""][about(row, NAMES.get(spec_now(row), row["method"]))] = row["distance"]
@@ -175,12 +175,13 @@ def by_solver() -> str:
     asked = {run for solver, curve in known.items() if solver for run in curve}
     lines = []
     for process, seed, method, step in sorted(asked, key=lambda run: (run[0], run[3], run[2] != "uniform", run[2])):
-        own, uniform = ([curve.get((process, seed, one, step)) for curve in known.values()] for one in (method, "uniform"))
-        pairs = [(mine, other if method != "uniform" else None) for mine, other in zip(own, uniform, strict=True)]
-        distances = ["–" if mine is None else f"{mine:.1f}" for mine, _ in pairs]
-        ratios = ["" if mine is None or other is None else f"{mine / other:.2f}" for mine, other in pairs]
-        lines.append([process, str(seed), f"{step:,}", method, *distances, *ratios])
-    return table(["process", "seed", "steps", "method", *solvers, *(f"{name} over uniform's" for name in solvers)], lines)
+        cells = []
+        for curve in known.values():
+            own, uniform = (curve.get((process, seed, one, step)) for one in (method, "uniform"))
+            ratio = f" ({own / uniform:.2f})" if own and uniform and method != "uniform" else ""
+            cells.append(f"{own:.1f}{ratio}" if own else "–")
+        lines.append([process, str(seed), f"{step:,}", method, *cells])
+    return table(["process", "seed", "steps", "method", *solvers], lines)
 
 
 def small_images() -> str:
