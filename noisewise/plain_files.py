@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 LARGEST_TEXT = 64 * 2**20  # bytes; settings and manifests have a few thousand
+LOCK = ".lock"
 NOT_THERE = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # what file systems say that cannot flush a folder
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # and those that cannot lock a file
 
@@ -81,7 +82,7 @@ def open_own(path: Path, flags: int) -> int:
 
 def locked(folder: Path) -> IO[str]:
     """The lock of a folder, which no other process has until it is closed; FolderInUse if one has it."""
-    lock = os.fdopen(open_own(folder / ".lock", os.O_RDWR | os.O_CREAT), "r+")
+    lock = os.fdopen(open_own(folder / LOCK, os.O_RDWR | os.O_CREAT), "r+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from noisewise.data.latents import INDEX, VERSION
 from noisewise.data.source import Source
-from noisewise.plain_files import locked, read_plain, replace_file, sweep
+from noisewise.plain_files import LOCK, locked, read_plain, replace_file, sweep
 
 KINDS = {"AutoencoderKL": AutoencoderKL, "VQModel": VQModel}
 SCALE_OF_SD = 0.18215  # diffusers' default for every VQModel too, which LDM does not rescale (Rombach et al. 2022, D.1)
@@ -156,7 +156,7 @@ def encode(
         replace_file(partial / INDEX, json.dumps(settings, indent=1))
         partial.rename(out)
         (out / PROGRESS).unlink()
-        (out / ".lock").unlink()
+        (out / LOCK).unlink()
     return out
 
 
