@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 CARDS = {f"docs/methods/{name}.md": name for name in SAMPLERS} | {f"docs/weightings/{name}.md": name for name in WEIGHTINGS}
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in DOCS.rglob("*.md"))]
-MORE = ["CONTRIBUTING.md", "CHANGELOG.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("benchmarks/*.md"))]
+MORE = ["CONTRIBUTING.md", "CHANGELOG.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("benchmarks/**/*.md"))]
 
 
 def read(page: str) -> str:
