@@ -22,7 +22,8 @@ def runs() -> str:
     curves: dict[tuple[str, int, str], dict[int, float]] = {}
     for row in rows("cifar10-v2-runs.jsonl"):
         method = NAMES.get(spec_now(row), row["method"])
-        curves.setdefault((row["process"], row["seed"], method), {})[row["step"]] = row["distance"]
+        curve = curves.setdefault((row["process"], row["seed"], method), {})
+        curve.setdefault(row["step"], row["distance"])  # of its first run
     marks = sorted({step for curve in curves.values() for step in curve})
     lines = []
     for (process, seed, method), curve in sorted(curves.items()):
