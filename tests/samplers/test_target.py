@@ -116,7 +116,7 @@ def test_gamma_goes_where_the_error_is_a_share_of_the_data(spec, name):
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_in_a_long_training_gamma_goes_to_ever_smaller_errors(name):
-    """At 600 steps the share is 0.2 x 75 / 600, and the objective has come nearer to the plain one."""
+    """At 600 steps the share is 0.2 x 75 / 600."""
     long, short = (trained_by_a_perfect_model(AIMED + ",steady=75", OBJECTIVES[name], steps) for steps in (600, 75))
     assert float(short.sampler.gamma) == pytest.approx(FOUND, rel=0.2)
     assert float(long.sampler.gamma) == pytest.approx((600 / 75 / 0.2 - 1) / VARIANCE, rel=0.2)

@@ -100,11 +100,18 @@ class AdaptiveSampler(Learner):
         if not 0 <= collapse < 1:
             raise ValueError(f"collapse must lie in [0, 1), got {collapse}")
         self.collapse = collapse
+        self._let_gamma_move(error, grow, steady, own_target)
+        self.register_buffer("collapses", torch.zeros((), dtype=torch.int64))
+        self.collapses: Tensor
+
+    def _let_gamma_move(self, error: float | None, grow: int | None, steady: int | None, own_target: bool) -> None:
+        """Keep by what the gamma of a Min-SNR target goes, if it does, and where it is; `own_target`: nobody named one."""
         self.error, self.grow = ERROR if error is None else error, GROW if grow is None else grow
         self.steady = math.inf if steady is None else steady
-        if not 0 < self.error <= 1 or min(self.grow, self.steady) < 1:
-            given = f"{self.error}, {self.grow} and {self.steady}"
-            raise ValueError(f"error must lie in (0, 1], grow and steady be >= 1, got {given}")
+        if not 0 < self.error <= 1:
+            raise ValueError(f"error must lie in (0, 1], got {error}")
+        if min(self.grow, self.steady) < 1:
+            raise ValueError(f"grow and steady must be >= 1, got {self.grow} and {self.steady}")
         movable = isinstance(self.estimator, LossEstimator) and self.objective.loss == "mse"
         asked = [name for name, value in {"error": error, "grow": grow, "steady": steady}.items() if value is not None]
         if asked and not (movable and isinstance(self.target, MinSNR)):
@@ -120,8 +127,6 @@ class AdaptiveSampler(Learner):
         self.gamma: Tensor
         self.power: Tensor
         self._aim()
-        self.register_buffer("collapses", torch.zeros((), dtype=torch.int64))
-        self.collapses: Tensor
 
     @staticmethod
     def option_sources() -> list[type]:
